@@ -1,0 +1,1 @@
+"""Kernel similarity matching with Hebbian neural networks, in PyTorch Lightning."""

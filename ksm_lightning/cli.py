@@ -1,0 +1,243 @@
+"""The command ``ksm``: fit, validate, test and predict from YAML files and options."""
+
+import logging
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning as L
+from jsonargparse import lazy_instance  # type: ignore[attr-defined]
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+from ksm_lightning import callbacks, data  # noqa: F401  (their classes can be named without a path)
+from ksm_lightning.callbacks import FeatureWriter, Figures, KernelError, UpdateCheckpoint, UpdateProgressBar
+from ksm_lightning.checkpoint import read_checkpoint
+from ksm_lightning.data import KSMDataModule
+from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.run_folder import RunFolder
+
+_DESCRIPTION = "Kernel similarity matching with Hebbian neural networks: train, evaluate and use a network."
+_COMMANDS = {
+    "fit": "Train a network: ksm fit --config configs/half_moons.yaml",
+    "validate": "Kernel error and energy on the training points: ksm validate --config ... --ckpt_path ...",
+    "test": "Kernel error and energy on the test points: ksm test --config ... --ckpt_path ...",
+    "predict": "Write the features of the test points to a file: ksm predict --config ... --ckpt_path ...",
+}
+# What makes a network what it is: a run that continues cannot change these.
+_FIXED = ("num_neurons", "in_features", "kernel", "kernel_params", "ridge")
+
+
+class UserError(Exception):
+    """Something the user can put right, in one sentence."""
+
+
+class KSMArgumentParser(LightningArgumentParser):
+    """A parser that answers a mistake with one sentence instead of a page of usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        # Of a value that may be one of several types, the first complaint is about the type that was meant.
+        union = re.search(r"Errors:\s*- (.*?)\s+- Expected", message, re.DOTALL)
+        sentence = union[1] if union else message
+        raise UserError(f"{_in_one_line(sentence).rstrip('.')}; see ksm --help.") from ex
+
+
+class KSMCLI(LightningCLI):
+    """``LightningCLI`` for this package: checks everything before it makes a run folder, and ends with a summary."""
+
+    def __init__(self, args: ArgsType = None) -> None:
+        defaults = {
+            "logger": lazy_instance(RunFolder),
+            "max_epochs": -1,
+            "num_sanity_val_steps": 0,
+            "enable_model_summary": False,
+        }
+        super().__init__(
+            KernelSimilarityMatching,
+            KSMDataModule,
+            subclass_mode_data=True,
+            trainer_defaults=defaults,
+            seed_everything_default=0,
+            parser_class=KSMArgumentParser,
+            parser_kwargs={
+                "description": _DESCRIPTION,
+                "prog": "ksm",
+                **{name: {"description": text} for name, text in _COMMANDS.items()},
+            },
+            auto_configure_optimizers=False,
+            # It would write the name of a function into checkpoints, for loading to import and call.
+            load_from_checkpoint_support=False,
+            args=args,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The commands, without the options of theirs that this package decides."""
+        hidden = {"weights_only", "verbose", "return_predictions"}
+        return {name: options | hidden for name, options in LightningCLI.subcommands().items()}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The callbacks that every run has, each with its own group of options."""
+        parser.add_lightning_class_args(KernelError, "kernel_error")
+        parser.add_lightning_class_args(Figures, "figures")
+        parser.add_lightning_class_args(UpdateCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(FeatureWriter, "features")
+
+    # ------------------------------------------------------------------ configuration
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse, and remember what was really said as opposed to what is a default."""
+        with warnings.catch_warnings():
+            # Only tests and notebooks pass `args`, and they mean it.
+            warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
+            super().parse_arguments(parser, args)
+        self._given = parser.parse_args(args if isinstance(args, list) else None, defaults=False)
+
+    def _parse_ckpt_path(self) -> None:
+        """Take the model from the checkpoint, without overruling in silence what the user says.
+
+        Lightning lets the checkpoint's hyper-parameters replace those of YAML and command line. Here a checkpoint
+        decides what the user left open; what the user says counts; and what contradicts the network is an error.
+        """
+        command = self.config["subcommand"]
+        path = self.config[command].get("ckpt_path")
+        if path is None:
+            if command != "fit":
+                raise UserError(f"`ksm {command}` needs a trained network: give --ckpt_path=.../checkpoints/last.ckpt.")
+            return
+        saved = read_checkpoint(path)["hyper_parameters"]
+        given = self._given.get(f"{command}.model")
+        said = given.as_dict() if given is not None else {}
+        for name in _FIXED:
+            if command == "fit" and not _agrees(said.get(name), saved[name]):
+                raise UserError(
+                    f"The checkpoint {path} has {name}={saved[name]}, but {said[name]} was asked for: drop the option "
+                    "to continue that run, or drop --ckpt_path to start a new one."
+                )
+        keep = set(said) - set(_FIXED) if command == "fit" else {"solver"} & set(said)
+        for name, value in saved.items():
+            if name not in keep:
+                self.config[command]["model"][name] = value
+        self.config = self.parser.parse_object({"subcommand": command, command: self.config[command].as_dict()})
+
+    def before_instantiate_classes(self) -> None:
+        """Only training makes a run folder."""
+        if self.subcommand != "fit":
+            self.config[self.subcommand]["trainer"]["logger"] = False
+            self.save_config_callback = None
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """The trainer with the callbacks of the command at hand."""
+        config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
+        wanted = [self._get(self.config_init, "kernel_error")]
+        if self.subcommand == "fit":
+            wanted.append(self._get(self.config_init, "figures"))
+            if config.get("enable_checkpointing") is not False:
+                wanted.append(self._get(self.config_init, "checkpoint"))
+        if self.subcommand == "predict":
+            wanted = [self._get(self.config_init, "features")]
+        if config.get("enable_progress_bar") is not False:
+            wanted.append(UpdateProgressBar())
+        return self._instantiate_trainer(config, wanted)
+
+    # ------------------------------------------------------------------ commands
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        return kwargs | {"weights_only": True}
+
+    def _check_data(self) -> None:
+        """Load the data, and hold it against the model, before anything is written."""
+        self.datamodule.setup(self.subcommand)
+        wanted, found = self.model.hparams["in_features"], self.datamodule.in_features
+        if wanted is not None and wanted != found:
+            raise UserError(
+                f"The data has {found} features, but the model was made for in_features={wanted}: set "
+                f"--model.in_features={found}, or leave it out."
+            )
+
+    before_validate = before_test = before_predict = _check_data
+
+    def before_fit(self) -> None:
+        """Checks before the run folder exists."""
+        self._check_data()
+        if self.trainer.is_global_zero:
+            points, neurons = self.datamodule.train_points, self.model.hparams["num_neurons"]
+            print(
+                f"Training {neurons} neurons with {self.model.kernel} on {len(points):,} points of "
+                f"{points.num_features} features, on {self.trainer.num_devices} x "
+                f"{self.trainer.strategy.root_device.type}, seed {self._get(self.config, 'seed_everything')}."
+            )
+
+    def fit(self, **kwargs: Any) -> None:
+        """Train; a run that fails before its first update leaves no folder behind."""
+        try:
+            self.trainer.fit(**kwargs)
+        except BaseException:
+            self._remove_unused_folder()
+            raise
+        self._print_summary()
+
+    def _remove_unused_folder(self) -> None:
+        logger = self.trainer.logger
+        if isinstance(logger, RunFolder) and logger.is_claimed and self.trainer.is_global_zero:
+            folder = Path(logger.log_dir)
+            if not self.model.has_updated and not any(folder.glob("checkpoints/*.ckpt")):
+                logger.finalize("failed")
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _print_summary(self) -> None:
+        if not self.trainer.is_global_zero:
+            return
+        error = self.trainer.callback_metrics.get("val/kernel_nrmse")
+        lines = [f"Trained for {self.trainer.global_step:,} updates."]
+        if error is not None:
+            lines.append(f"Final kernel NRMSE: {float(error):.4f}")
+        folder = self.trainer.log_dir
+        if folder and Path(folder).is_dir():
+            lines += [f"Run folder:   {folder}", f"Figures:      {folder}/figures"]
+            if (Path(folder) / "checkpoints").is_dir():
+                lines.append(f"Checkpoint:   {folder}/checkpoints/last.ckpt")
+            lines.append(f"TensorBoard:  tensorboard --logdir {folder}")
+        print("\n" + "\n".join(lines))
+
+
+def _agrees(said: Any, saved: Any) -> bool:
+    """Whether what was said, possibly a part only, fits what was saved."""
+    if said is None:
+        return True
+    if isinstance(said, dict) and isinstance(saved, dict):
+        return all(name in saved and _agrees(value, saved[name]) for name, value in said.items())
+    return bool(said == saved)
+
+
+def _in_one_line(message: str) -> str:
+    return " ".join(message.split())
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run ``ksm``; a mistake of the user's ends it with one sentence on standard error and exit code 2."""
+    _quieten()
+    try:
+        KSMCLI(list(args) if args is not None else None)
+    except (UserError, ValueError, OSError, FloatingPointError, MisconfigurationException) as error:
+        print(f"ksm: error: {_in_one_line(str(error))}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _quieten() -> None:
+    """Leave out Lightning's notices, which ``ksm`` replaces by its own, and warnings that users cannot act on."""
+    for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated.*")
+    warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks")
+    warnings.filterwarnings("ignore", message="Couldn't infer the batch indices")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""What the datamodules share: device-resident batches for training, blocks in order for everything else."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+
+from ksm_lightning.data.batches import BatchSource, Blocks
+from ksm_lightning.data.points import Points, Standardisation, check_points
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What a datamodule loads: rows (samples, m) with labels (samples,) where there are any."""
+
+    x: np.ndarray
+    labels: np.ndarray | None = None
+
+
+class KSMDataModule(L.LightningDataModule):
+    """Base of the datamodules: a subclass says what to load and how to standardise it.
+
+    Training batches are drawn independently each update from tensors on the device, as a function of (seed, rank,
+    update); validation walks over the training points, test and predict over the test points where there are any.
+
+    Args:
+        batch_size: Points a batch, on each device.
+        updates_per_epoch: Updates from one validation to the next; to the method itself an epoch means nothing.
+        eval_batch_size: Points a block in validation, test and prediction.
+        seed: Seed of the batches; the seed of the run (``seed_everything``) unless given. A checkpoint keeps it.
+
+    Raises:
+        ValueError: If a size is below 1.
+    """
+
+    image_shape: tuple[int, int] | None = None
+    """Height and width of a point, where points are images."""
+    label_names: tuple[str, ...] | None = None
+    """Names of the labels, where they have some."""
+
+    def __init__(
+        self,
+        batch_size: int = 64,
+        updates_per_epoch: int = 1000,
+        eval_batch_size: int = 4096,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {"batch_size": batch_size, "updates_per_epoch": updates_per_epoch, "eval_batch_size": eval_batch_size}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {size}.")
+        self.batch_size = batch_size
+        self.updates_per_epoch = updates_per_epoch
+        self.eval_batch_size = eval_batch_size
+        self.seed = seed
+        self._train: Points | None = None
+        self._test: Points | None = None
+        self.train_labels: Tensor | None = None
+        self.test_labels: Tensor | None = None
+        self.standardisation: Standardisation | None = None
+
+    @abstractmethod
+    def load(self) -> tuple[Dataset, Dataset | None]:
+        """Training data and, where there is some, test data."""
+
+    def standardise(self, x: np.ndarray) -> Standardisation | None:
+        """Centring and scaling as measured on the training data ``x``; none unless a subclass has one."""
+        return None
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load and check the data; once, whatever the stage.
+
+        Raises:
+            ValueError: If the data cannot be trained on.
+        """
+        if self._train is not None:
+            return
+        train, test = self.load()
+        name = type(self).__name__
+        check_points(train.x, f"The training data of {name}")
+        self.standardisation = self.standardise(train.x)
+        if test is not None:
+            check_points(test.x, f"The test data of {name}")
+            if test.x.shape[1] != train.x.shape[1]:
+                raise ValueError(
+                    f"The test data has {test.x.shape[1]} features and the training data {train.x.shape[1]}."
+                )
+            self._test, self.test_labels = self._points(test)
+        self._train, self.train_labels = self._points(train)
+
+    def _points(self, data: Dataset) -> tuple[Points, Tensor | None]:
+        labels = None
+        if data.labels is not None:
+            if data.labels.shape != (len(data.x),):
+                raise ValueError(f"There are {len(data.x)} points but labels of shape {data.labels.shape}.")
+            labels = torch.tensor(np.asarray(data.labels, dtype=np.int64))
+        if isinstance(data.x, np.memmap):
+            return Points(data.x, self.standardisation), labels
+        x = torch.tensor(np.asarray(data.x, dtype=np.float32))
+        return Points(self.standardisation(x) if self.standardisation is not None else x), labels
+
+    @property
+    def train_points(self) -> Points:
+        """The standardised training points; loads them if need be."""
+        self.setup()
+        assert self._train is not None
+        return self._train
+
+    @property
+    def test_points(self) -> Points | None:
+        """The standardised test points, if there are any; loads them if need be."""
+        self.setup()
+        return self._test
+
+    @property
+    def in_features(self) -> int:
+        """Features of a point."""
+        return self.train_points.num_features
+
+    def batch_seed(self) -> int:
+        """The seed of the batches, fixed the first time it is asked for."""
+        if self.seed is None:
+            self.seed = torch.initial_seed() % 2**63
+        return self.seed
+
+    def train_dataloader(self) -> BatchSource:
+        """A source of batches that continues at the trainer's update count."""
+        trainer = self.trainer
+        if trainer is None:
+            return BatchSource(self.train_points, self.batch_size, self.updates_per_epoch, seed=self.batch_seed())
+        # Whatever a callback does every so many updates, it does it between two blocks.
+        every = (getattr(callback, "every_n_updates", 0) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        return BatchSource(
+            self._on_device(self.train_points),
+            self.batch_size,
+            self.updates_per_epoch,
+            seed=self.batch_seed(),
+            rank=trainer.global_rank,
+            next_update=lambda: trainer.global_step,
+            last_update=trainer.max_steps if trainer.max_steps >= 0 else None,
+            stops=[updates for updates in every if updates],
+        )
+
+    def val_dataloader(self) -> Blocks:
+        """The training points in order: the approximation error is defined on them."""
+        return self._blocks(self.train_points, self.train_labels)
+
+    def test_dataloader(self) -> Blocks:
+        """The test points in order; the training points where there are none."""
+        if self.test_points is None:
+            return self.val_dataloader()
+        return self._blocks(self.test_points, self.test_labels)
+
+    def predict_dataloader(self) -> Blocks:
+        """The same points as for test."""
+        return self.test_dataloader()
+
+    def _blocks(self, points: Points, labels: Tensor | None) -> Blocks:
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        return Blocks(self._on_device(points), labels, self.eval_batch_size, rank=rank, world_size=world_size)
+
+    def _on_device(self, points: Points) -> Points:
+        return points.to(self.trainer.strategy.root_device) if self.trainer else points
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know: the seed of the batches."""
+        return {"seed": self.batch_seed()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with the batches of the run that was saved."""
+        self.seed = int(state_dict["seed"])

@@ -1,0 +1,151 @@
+"""Pictures of a network and its data: arrays in, Matplotlib figures out.
+
+Each function draws on axes that it is given, so that the same panel serves alone, in TensorBoard and in an overview.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+# Grey is no response, red a positive and blue a negative one, as in the paper.
+TUNING = LinearSegmentedColormap.from_list("tuning", ["#1f4fd8", "#c8c8c8", "#d81f2a"])
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure that needs no screen and no global state."""
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def draw(panel: Callable[[Axes], None], width: float = 4.5, height: float = 4.0) -> Figure:
+    """A figure with one panel."""
+    figure = new_figure(width, height)
+    panel(figure.add_subplot())
+    return figure
+
+
+class Plane:
+    """Where points are drawn: themselves in two dimensions, else on their first two principal components."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.is_projected = x.shape[1] > 2
+        self.mean = x.mean(0) if self.is_projected else np.zeros(x.shape[1])
+        self.axes = np.eye(x.shape[1], 2)
+        if self.is_projected:
+            self.axes = np.linalg.svd(x - self.mean, full_matrices=False)[2][:2].T  # (m, 2)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        return (x - self.mean) @ self.axes
+
+    def label(self, axes: Axes) -> None:
+        """Name the two axes."""
+        names = ("principal component 1", "principal component 2") if self.is_projected else ("$x_1$", "$x_2$")
+        axes.set(xlabel=names[0], ylabel=names[1])
+        axes.set_aspect("equal", adjustable="datalim")
+
+
+def features_panel(axes: Axes, x: np.ndarray, W: np.ndarray, plane: Plane) -> None:
+    """The data and the learned features W among it."""
+    points, features = plane(x), plane(W)
+    axes.scatter(points[:, 0], points[:, 1], s=5, color="0.75", label="data", rasterized=True)
+    axes.scatter(
+        features[:, 0], features[:, 1], s=32, color="#d81f2a", edgecolor="white", linewidth=0.7, label="features $w_i$"
+    )
+    axes.set_title(f"Data and {len(W)} learned features")
+    axes.legend(loc="best", fontsize=8, framealpha=0.9)
+    plane.label(axes)
+
+
+def tuning_panel(axes: Axes, x: np.ndarray, response: np.ndarray, neuron: int, plane: Plane) -> None:
+    """The data coloured by the response of one neuron: grey none, red positive, blue negative."""
+    limit = max(float(np.abs(response).max()), 1e-12)
+    order = np.argsort(np.abs(response))  # strong responses on top
+    points = plane(x)[order]
+    dots = axes.scatter(
+        points[:, 0], points[:, 1], s=5, c=response[order], cmap=TUNING, vmin=-limit, vmax=limit, rasterized=True
+    )
+    axes.figure.colorbar(dots, ax=axes, shrink=0.8, label=f"$y_{{{neuron}}}$")
+    axes.set_title(f"Response of neuron {neuron}")
+    plane.label(axes)
+
+
+def choose_neurons(W: np.ndarray, y: np.ndarray, count: int) -> list[int]:
+    """The strongest neuron and others with features far from those chosen: a few that differ."""
+    strength = (y * y).mean(0)
+    chosen = [int(strength.argmax())]
+    alive = strength > 0.05 * strength.max()
+    while len(chosen) < min(count, len(W)):
+        distance = np.min([np.linalg.norm(W - W[i], axis=1) for i in chosen], axis=0)
+        distance[chosen] = -1.0
+        chosen.append(int(np.where(alive | (distance < 0), distance, 0.0).argmax()))
+    return chosen
+
+
+def similarity_panel(axes: Axes, similarity: np.ndarray, output: np.ndarray, nrmse: float | None = None) -> None:
+    """Input similarities against output similarities, a dot a pair, with the identity."""
+    f, o = similarity.ravel(), output.ravel()
+    axes.hexbin(f, o, gridsize=70, bins="log", cmap="Greys", mincnt=1, linewidths=0.1)
+    low, high = min(f.min(), o.min()), max(f.max(), o.max())
+    axes.plot([low, high], [low, high], color="#d81f2a", linewidth=1, label="identity")
+    axes.set(xlabel=r"input similarity $f(x_s, x_t)$", ylabel=r"output similarity $y_s \cdot y_t$")
+    axes.set_title("Similarities" if nrmse is None else f"Similarities (NRMSE {nrmse:.3f})")
+    axes.legend(loc="upper left", fontsize=8)
+
+
+def spectra_panel(axes: Axes, input_spectrum: np.ndarray, output_spectrum: np.ndarray) -> None:
+    """Eigenvalues of both similarity matrices, each divided by its largest."""
+    shown = max(10, min(len(input_spectrum), int(1.5 * np.count_nonzero(output_spectrum > 1e-7 * output_spectrum[0]))))
+    for spectrum, style, name in (
+        (input_spectrum, "-", r"input, $f(x_s, x_t)$"),
+        (output_spectrum, "--", r"output, $y_s \cdot y_t$"),
+    ):
+        values = spectrum[:shown] / spectrum[0]
+        ranks = np.arange(1, len(values) + 1)
+        is_shown = values > 1e-7
+        color = "0.4" if style == "-" else "#d81f2a"
+        axes.plot(ranks[is_shown], values[is_shown], f".{style}", color=color, markersize=4, linewidth=1.2, label=name)
+    axes.set(xlabel="rank", ylabel="eigenvalue / largest", yscale="log")
+    axes.set_title("Spectra of the similarities")
+    axes.legend(loc="best", fontsize=8)
+
+
+def energy_panel(axes: Axes, updates: Sequence[int], energies: Sequence[float], phase_ends: Sequence[int] = ()) -> None:
+    """Energy of the batches over the updates, their running mean, and where a phase of the schedule ends."""
+    values = np.asarray(energies, dtype=float)
+    axes.plot(updates, values, color="0.75", linewidth=0.8, label="batch")
+    window = min(len(values), 20)
+    if window > 1:
+        mean = np.convolve(values, np.ones(window) / window, mode="valid")
+        axes.plot(updates[window - 1 :], mean, color="#d81f2a", linewidth=1.5, label=f"mean of {window}")
+    for end in phase_ends:
+        axes.axvline(end, color="0.5", linestyle=":", linewidth=1)
+    if len(values):
+        # The first updates can be orders of magnitude away; the figure is about the rest.
+        low, high = np.percentile(values, [0.5, 97])
+        axes.set_ylim(low - 0.15 * (high - low) - 1e-9, high + 0.3 * (high - low) + 1e-9)
+    axes.set(xlabel="update", ylabel="energy $e$")
+    axes.set_title("Energy")
+    axes.legend(loc="upper right", fontsize=8)
+
+
+def image_grid(images: np.ndarray, shape: tuple[int, int], title: str, most: int = 100) -> Figure:
+    """Vectors (n, height * width) as small images side by side, each on its own scale about zero."""
+    images = images[:most]
+    columns = min(len(images), int(np.ceil(np.sqrt(len(images) * 1.3))))
+    rows = -(-len(images) // columns)
+    height, width = shape
+    canvas = np.full((rows * (height + 1) + 1, columns * (width + 1) + 1), np.nan)
+    for index, image in enumerate(images):
+        top, left = 1 + index // columns * (height + 1), 1 + index % columns * (width + 1)
+        canvas[top : top + height, left : left + width] = image.reshape(shape) / max(np.abs(image).max(), 1e-12)
+    figure = new_figure(max(3.0, columns * 0.5), max(2.5, rows * 0.5 + 0.4))
+    axes = figure.add_subplot()
+    axes.imshow(np.ma.masked_invalid(canvas), cmap=TUNING, vmin=-1, vmax=1, interpolation="nearest")
+    axes.set_title(title)
+    axes.axis("off")
+    return figure

@@ -1,0 +1,91 @@
+"""Where the landmarks W start."""
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ksm_lightning.kernels import Kernel
+
+
+class Initialiser(Protocol):
+    """Anything that makes a first ``W`` (num_neurons, in_features) for a kernel."""
+
+    def __call__(
+        self, kernel: Kernel, num_neurons: int, in_features: int, generator: torch.Generator | None
+    ) -> Tensor: ...
+
+
+class NormalInit:
+    """The paper's start: every entry of W from ``scale * N(0, 1)``.
+
+    Args:
+        scale: Standard deviation, positive. The paper has 1; 0.5 keeps more neurons near centred data.
+
+    Raises:
+        ValueError: If ``scale`` is not positive and finite.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        if not (math.isfinite(scale) and scale > 0):
+            raise ValueError(f"The scale of a normal start must be positive and finite, got {scale}.")
+        self.scale = scale
+
+    def __call__(self, kernel: Kernel, num_neurons: int, in_features: int, generator: torch.Generator | None) -> Tensor:
+        return self.scale * torch.randn(num_neurons, in_features, generator=generator)
+
+
+class DataInit:
+    """Start at data points that :func:`kernel_kmeans_plus_plus` draws: no neuron is far from the data.
+
+    Args:
+        points: Points to draw from (samples, m).
+    """
+
+    def __init__(self, points: Tensor) -> None:
+        self.points = points
+
+    def __call__(self, kernel: Kernel, num_neurons: int, in_features: int, generator: torch.Generator | None) -> Tensor:
+        if self.points.dim() != 2 or self.points.shape[1] != in_features or len(self.points) == 0:
+            raise ValueError(
+                f"A start at data points needs points of shape (samples, {in_features}), "
+                f"got {tuple(self.points.shape)}."
+            )
+        chosen = kernel_kmeans_plus_plus(kernel, self.points, num_neurons, generator=generator)
+        return self.points[chosen].clone()
+
+
+def kernel_kmeans_plus_plus(
+    kernel: Kernel, points: Tensor, count: int, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """Indices (count,) of points spread out in the kernel's feature space.
+
+    Each next point is drawn with probability proportional to its squared distance to the nearest one drawn so far,
+    ``|phi(x) - phi(c)|^2 = f(x,x) + f(c,c) - 2 f(x,c)``. When the points drawn explain all others (fewer distinct
+    points than ``count``), the rest is drawn uniformly.
+
+    Args:
+        kernel: The similarity.
+        points: Candidates (samples, m).
+        count: How many to draw.
+        generator: Source of randomness, on the CPU; the global one unless given.
+    """
+    self_similarity = kernel.diag(points).double()  # (samples,)
+    draws = torch.rand(count, dtype=torch.float64, generator=generator).to(points.device)
+    uniform = torch.ones_like(self_similarity)
+    weights = uniform
+    nearest = torch.full_like(self_similarity, torch.inf)
+    chosen: list[Tensor] = []
+    for draw in draws:
+        cumulative = weights.cumsum(0)
+        index = torch.searchsorted(cumulative, draw * cumulative[-1], right=True).clamp_(max=len(points) - 1)
+        chosen.append(index)
+        similarity = kernel(points, points[index][None])[:, 0].double()
+        distance = (self_similarity + self_similarity[index] - 2 * similarity).clamp_(min=0)
+        nearest = torch.minimum(nearest, distance)
+        nearest[index] = 0
+        # Rounding leaves a distance of about eps f between equal points; it must not be taken for a spread.
+        resolved = nearest > 1e-6 * self_similarity.max()
+        weights = torch.where(resolved.any(), torch.where(resolved, nearest, 0.0), uniform)
+    return torch.stack(chosen)

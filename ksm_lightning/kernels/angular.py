@@ -1,0 +1,238 @@
+"""Kernels of inner products and angles: linear, polynomial, power-cosine and arc-cosine."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ksm_lightning.kernels.base import Kernel, Pullback, _check_pair
+from ksm_lightning.kernels.precision import full_precision
+from ksm_lightning.kernels.registry import register_kernel
+
+
+def _positive_whole(value: float, name: str, meaning: str) -> int:
+    if isinstance(value, bool) or value != int(value) or value < 1:
+        raise ValueError(f"`{name}` must be a whole number of at least 1, got {value}. {meaning}")
+    return int(value)
+
+
+@register_kernel("linear")
+class LinearKernel(Kernel):
+    """``f(u, v) = u . v``: similarity matching as it was before kernels.
+
+    Precision: that of one matrix product; a large common offset of the data is part of the similarity here.
+    """
+
+    degree = 1
+
+    @property
+    def is_odd(self) -> bool:
+        return True
+
+    def gram(self, u: Tensor, v: Tensor) -> Tensor:
+        return u @ v.mT
+
+    def diag(self, u: Tensor) -> Tensor:
+        return (u * u).sum(1)
+
+    def value_and_pullback(self, x: Tensor, w: Tensor) -> tuple[Tensor, Pullback]:
+        def pullback(c: Tensor) -> Tensor:
+            with full_precision(x.device):
+                return c.mT @ x
+
+        return self(x, w), pullback
+
+    def diag_gradient(self, w: Tensor) -> Tensor:
+        return 2 * w
+
+
+@register_kernel("polynomial")
+class PolynomialKernel(Kernel):
+    """``f(u, v) = (u . v)^degree``, the homogeneous polynomial kernel.
+
+    Precision: relative error about ``degree * eps`` times ``|u||v| / |u.v|``.
+
+    Args:
+        degree: The power, a whole number of at least 1.
+
+    Raises:
+        ValueError: If ``degree`` is not a whole number of at least 1.
+
+    Example:
+        >>> PolynomialKernel(degree=2)(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, -1.0], [2.0, 1.0]]))
+        tensor([[ 1., 16.]])
+    """
+
+    def __init__(self, degree: int = 2) -> None:
+        super().__init__()
+        self.degree: int = _positive_whole(degree, "degree", "It is the power of the inner product.")
+
+    @property
+    def is_odd(self) -> bool:
+        return self.degree % 2 == 1
+
+    def gram(self, u: Tensor, v: Tensor) -> Tensor:
+        return (u @ v.mT).pow_(self.degree)
+
+    def diag(self, u: Tensor) -> Tensor:
+        return (u * u).sum(1) ** self.degree
+
+    def value_and_pullback(self, x: Tensor, w: Tensor) -> tuple[Tensor, Pullback]:
+        _check_pair(x, w)
+        with full_precision(x.device):
+            z = x @ w.mT  # (batch, n)
+
+        def pullback(c: Tensor) -> Tensor:
+            with full_precision(x.device):
+                return (c * z ** (self.degree - 1)).mul_(self.degree).mT @ x  # (n, m)
+
+        return z**self.degree, pullback
+
+    def diag_gradient(self, w: Tensor) -> Tensor:
+        norm2 = (w * w).sum(1, keepdim=True)
+        return 2 * self.degree * norm2 ** (self.degree - 1) * w
+
+
+def _norms(u: Tensor) -> tuple[Tensor, Tensor]:
+    """Lengths (n, 1) of rows and unit rows (n, m); the unit row of a zero vector is zero."""
+    lengths = torch.linalg.vector_norm(u, dim=1, keepdim=True)
+    return lengths, u * torch.where(lengths > 0, 1 / lengths, 0.0)
+
+
+@register_kernel("power_cosine")
+class PowerCosineKernel(Kernel):
+    """``f(u, v) = |u| |v| cos(u, v)^alpha``, linear in the contrast of its inputs; ``alpha = 1`` is linear.
+
+    The cosine of a zero vector is 0, so its similarity to everything is 0, and so is every derivative that does
+    not exist there. Precision: the cosine has an absolute error of about ``eps``; nearly parallel vectors differ
+    from parallel ones by ``alpha eps``, as they should.
+
+    Args:
+        alpha: The power of the cosine, a whole number of at least 1 (cosines can be negative).
+
+    Raises:
+        ValueError: If ``alpha`` is not a whole number of at least 1.
+
+    Example:
+        >>> PowerCosineKernel(alpha=3)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
+        tensor([[1.],
+                [0.]])
+    """
+
+    degree = 1
+
+    def __init__(self, alpha: int = 3) -> None:
+        super().__init__()
+        self.alpha = _positive_whole(alpha, "alpha", "It is the power of the cosine.")
+
+    @property
+    def is_odd(self) -> bool:
+        return self.alpha % 2 == 1
+
+    def gram(self, u: Tensor, v: Tensor) -> Tensor:
+        if self.alpha == 1:
+            return u @ v.mT
+        u_length, u_unit = _norms(u)
+        v_length, v_unit = _norms(v)
+        cosine = u_unit @ v_unit.mT
+        return cosine.pow_(self.alpha).mul_(u_length).mul_(v_length.mT)
+
+    def diag(self, u: Tensor) -> Tensor:
+        return (u * u).sum(1)
+
+    def value_and_pullback(self, x: Tensor, w: Tensor) -> tuple[Tensor, Pullback]:
+        _check_pair(x, w)
+        alpha = self.alpha
+        with full_precision(x.device):
+            x_length, x_unit = _norms(x)
+            w_length, w_unit = _norms(w)
+            cosine = x_unit @ w_unit.mT  # (batch, n)
+            # cos^(alpha-1) |x| is all that value and pullback need of the pair beside the cosine itself.
+            power = cosine ** (alpha - 1) if alpha > 1 else torch.ones_like(cosine)
+            power = power.mul_(x_length)
+            k = cosine * power * w_length.mT
+
+        def pullback(c: Tensor) -> Tensor:
+            # df(w, x)/dw = alpha |x| cos^(alpha-1) x_unit + (1 - alpha) |x| cos^alpha w_unit
+            with full_precision(x.device):
+                a = c * power
+                along_w = (a * cosine).sum(0)[:, None] * w_unit  # (n, m)
+                return torch.addmm(along_w, a.mT, x_unit, beta=1 - alpha, alpha=alpha)
+
+        return k, pullback
+
+    def diag_gradient(self, w: Tensor) -> Tensor:
+        return 2 * w
+
+
+@register_kernel("arc_cosine")
+class ArcCosineKernel(Kernel):
+    """The similarity of wide random networks: ``f(u, v) = (|u| |v|)^order J(theta) / pi`` (Cho and Saul, 2009).
+
+    ``J_0 = pi - theta`` (threshold units) and ``J_1 = sin(theta) + (pi - theta) cos(theta)`` (rectified units),
+    with ``theta`` the angle of u and v; the cosine of a zero vector is 0. Order 0 ignores lengths, so that its
+    gains q are learned; it has a cusp at ``theta = 0``, where its derivative is taken as 0.
+
+    Precision: angles below about ``sqrt(eps)`` (3e-4 in float32) are not told apart, which leaves an error of
+    1e-4 in order 0 and of ``eps`` in order 1.
+
+    Args:
+        order: 0 or 1.
+
+    Raises:
+        ValueError: If ``order`` is neither 0 nor 1.
+    """
+
+    def __init__(self, order: int = 1) -> None:
+        super().__init__()
+        if order not in (0, 1):
+            raise ValueError(f"`order` must be 0 or 1, got {order}.")
+        self.order = int(order)
+        self.degree = float(self.order)
+
+    def gram(self, u: Tensor, v: Tensor) -> Tensor:
+        u_length, u_unit = _norms(u)
+        v_length, v_unit = _norms(v)
+        return self._value(u_length, v_length, *_angle(u_unit @ v_unit.mT))
+
+    def diag(self, u: Tensor) -> Tensor:
+        norm2 = (u * u).sum(1)
+        if self.order == 1:
+            return norm2
+        return torch.where(norm2 > 0, 1.0, 0.5).to(u.dtype)
+
+    def value_and_pullback(self, x: Tensor, w: Tensor) -> tuple[Tensor, Pullback]:
+        _check_pair(x, w)
+        with full_precision(x.device):
+            x_length, x_unit = _norms(x)
+            w_length, w_unit = _norms(w)
+            cosine, sine, theta = _angle(x_unit @ w_unit.mT)  # each (batch, n)
+            k = self._value(x_length, w_length, cosine, sine, theta)
+
+        def pullback(c: Tensor) -> Tensor:
+            with full_precision(x.device):
+                if self.order == 1:
+                    # df/dw = |x| (sin(theta) w_unit + (pi - theta) x_unit) / pi
+                    a = c * x_length / math.pi
+                    return ((a * sine).sum(0)[:, None] * w_unit).addmm_((a * (math.pi - theta)).mT, x_unit)
+                # df/dw = (x_unit - cos(theta) w_unit) / (pi |w| sin(theta))
+                resolved = sine > math.sqrt(torch.finfo(sine.dtype).eps)
+                a = c * torch.where(resolved, 1 / (math.pi * sine), 0.0)
+                a = a * torch.where(w_length > 0, 1 / w_length, 0.0).mT
+                return (-(a * cosine).sum(0)[:, None] * w_unit).addmm_(a.mT, x_unit)
+
+        return k, pullback
+
+    def diag_gradient(self, w: Tensor) -> Tensor:
+        return 2 * w if self.order == 1 else torch.zeros_like(w)
+
+    def _value(self, u_length: Tensor, v_length: Tensor, cosine: Tensor, sine: Tensor, theta: Tensor) -> Tensor:
+        if self.order == 0:
+            return 1 - theta / math.pi
+        return (sine + (math.pi - theta) * cosine) * (u_length / math.pi) * v_length.mT
+
+
+def _angle(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cosine clipped to [-1, 1], sine and angle."""
+    cosine = cosine.clamp(-1, 1)
+    return cosine, (1 - cosine * cosine).sqrt(), cosine.acos()

@@ -1,0 +1,141 @@
+"""What a similarity is: a Gram block, its diagonal, and their derivatives in the second argument."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ksm_lightning.kernels.precision import full_precision
+
+Pullback = Callable[[Tensor], Tensor]
+
+_DIAGONAL_TILE = 64
+
+
+class Kernel(nn.Module, ABC):
+    """A positive semi-definite similarity ``f(u, v)``; a subclass writes :meth:`gram` and nothing else.
+
+    The base class answers the diagonal from small tiles of the Gram matrix and the two derivatives by
+    autograd. Built-in kernels override these with closed forms.
+
+    Constructor arguments must be numbers, stored under their own names: that is how a checkpoint remembers a
+    kernel (:meth:`params`) and how a phase of the schedule changes one (:meth:`with_params`).
+
+    Attributes:
+        is_radial: Whether ``f(u, v)`` depends on ``|u - v|`` alone.
+        degree: ``d`` in ``f(a u, b v) = (a b)^d f(u, v)`` for positive a and b; ``None`` if there is no such d.
+
+    Example:
+        >>> class Quadratic(Kernel):
+        ...     def gram(self, u, v):
+        ...         return (1 + u @ v.mT) ** 2
+        >>> Quadratic()(torch.eye(2), torch.eye(2))
+        tensor([[4., 1.],
+                [1., 4.]])
+    """
+
+    is_radial: bool = False
+    degree: float | None = None
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether ``f(-u, v) = -f(u, v)``, which leaves the sign of a neuron free."""
+        return False
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether the length of ``w`` can play the part of its gain, so that q stays 1.
+
+        This needs a degree above 0. The arc-cosine kernel of order 0 has degree 0: it ignores lengths, and its
+        gains must be learned.
+        """
+        return self.degree is not None and self.degree > 0
+
+    @abstractmethod
+    def gram(self, u: Tensor, v: Tensor) -> Tensor:
+        """The block ``f(u_s, v_t)``: ``u`` (n_u, m) and ``v`` (n_v, m) give (n_u, n_v)."""
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        """:meth:`gram` with its arguments checked, at full float32 precision."""
+        _check_pair(u, v)
+        with full_precision(u.device):
+            return self.gram(u, v)
+
+    def diag(self, u: Tensor) -> Tensor:
+        """The diagonal ``f(u_s, u_s)``: ``u`` (n_u, m) gives (n_u,)."""
+        tiles = [self(tile, tile).diagonal() for tile in torch.split(u, _DIAGONAL_TILE)]
+        return torch.cat(tiles)
+
+    def value_and_pullback(self, x: Tensor, w: Tensor) -> tuple[Tensor, Pullback]:
+        """The block ``k = f(x, w)`` and the map ``c -> P`` with ``P_i = sum_b c_bi df(w_i, x_b)/dw_i``.
+
+        Value and pullback come together because they share most of their work.
+
+        Args:
+            x: Inputs (batch, m), constants of the derivative.
+            w: Landmarks (n, m).
+
+        Returns:
+            ``k`` (batch, n), and a function from coefficients ``c`` (batch, n) to ``P`` (n, m).
+        """
+        with torch.inference_mode(False), torch.enable_grad():
+            x, w = x.detach().clone(), w.detach().clone().requires_grad_()
+            k = self(x, w)
+
+        def pullback(c: Tensor) -> Tensor:
+            with torch.inference_mode(False):
+                return torch.autograd.grad(k, w, c.detach().clone(), retain_graph=True)[0]
+
+        return k.detach(), pullback
+
+    def pullback(self, c: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        """``P_i = sum_b c_bi df(w_i, x_b)/dw_i``: ``c`` (batch, n), ``x`` (batch, m), ``w`` (n, m) give (n, m)."""
+        return self.value_and_pullback(x, w)[1](c)
+
+    def diag_gradient(self, w: Tensor) -> Tensor:
+        """Total derivative of ``w_i -> f(w_i, w_i)``: ``w`` (n, m) gives (n, m)."""
+        with torch.inference_mode(False), torch.enable_grad():
+            w = w.detach().clone().requires_grad_()
+            return torch.autograd.grad(self.diag(w).sum(), w)[0]
+
+    def params(self) -> dict[str, Any]:
+        """The constructor's arguments, by name."""
+        return {name: getattr(self, name) for name in _constructor_arguments(type(self))}
+
+    def with_params(self, **changes: Any) -> Self:
+        """A kernel of the same kind with some of its parameters changed.
+
+        Example:
+            >>> from ksm_lightning.kernels import PowerCosineKernel
+            >>> PowerCosineKernel(alpha=1).with_params(alpha=3)
+            PowerCosineKernel(alpha=3)
+        """
+        known = _constructor_arguments(type(self))
+        unknown = sorted(set(changes) - set(known))
+        if unknown:
+            raise ValueError(
+                f"{type(self).__name__} has no parameter {unknown[0]!r}; it takes {', '.join(known) or 'none'}."
+            )
+        return type(self)(**{**self.params(), **changes})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.params().items())})"
+
+
+@lru_cache
+def _constructor_arguments(cls: type[Kernel]) -> tuple[str, ...]:
+    if cls.__init__ is nn.Module.__init__:
+        return ()
+    return tuple(inspect.signature(cls).parameters)
+
+
+def _check_pair(u: Tensor, v: Tensor) -> None:
+    if u.dim() != 2 or v.dim() != 2 or u.shape[1] != v.shape[1]:
+        raise ValueError(
+            "A kernel compares rows of two matrices with the same number of columns, "
+            f"got shapes {tuple(u.shape)} and {tuple(v.shape)}."
+        )
