@@ -28,6 +28,12 @@ _COMMANDS = {
     "test": "Kernel error and energy on the test points: ksm test --config ... --ckpt_path ...",
     "predict": "Write the features of the test points to a file: ksm predict --config ... --ckpt_path ...",
 }
+_CALLBACKS: dict[str, dict[str, type[L.Callback]]] = {
+    "fit": {"kernel_error": KernelError, "figures": Figures, "checkpoint": UpdateCheckpoint},
+    "validate": {"kernel_error": KernelError},
+    "test": {"kernel_error": KernelError},
+    "predict": {"features": FeatureWriter},
+}
 # What makes a network what it is: a run that continues cannot change these.
 _FIXED = ("num_neurons", "in_features", "kernel", "kernel_params", "ridge")
 
@@ -80,12 +86,14 @@ class KSMCLI(LightningCLI):
         hidden = {"weights_only", "verbose", "return_predictions"}
         return {name: options | hidden for name, options in LightningCLI.subcommands().items()}
 
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        self._preparing = subcommand
+        return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The callbacks that every run has, each with its own group of options."""
-        parser.add_lightning_class_args(KernelError, "kernel_error")
-        parser.add_lightning_class_args(Figures, "figures")
-        parser.add_lightning_class_args(UpdateCheckpoint, "checkpoint")
-        parser.add_lightning_class_args(FeatureWriter, "features")
+        """The callbacks that a command always has, each with its own group of options."""
+        for name, callback in _CALLBACKS[self._preparing].items():
+            parser.add_lightning_class_args(callback, name)
 
     # ------------------------------------------------------------------ configuration
 
@@ -133,13 +141,11 @@ class KSMCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """The trainer with the callbacks of the command at hand."""
         config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
-        wanted = [self._get(self.config_init, "kernel_error")]
-        if self.subcommand == "fit":
-            wanted.append(self._get(self.config_init, "figures"))
-            if config.get("enable_checkpointing") is not False:
-                wanted.append(self._get(self.config_init, "checkpoint"))
-        if self.subcommand == "predict":
-            wanted = [self._get(self.config_init, "features")]
+        assert self.subcommand is not None
+        names = list(_CALLBACKS[self.subcommand])
+        if config.get("enable_checkpointing") is False and "checkpoint" in names:
+            names.remove("checkpoint")
+        wanted: list[L.Callback] = [self._get(self.config_init, name) for name in names]
         if config.get("enable_progress_bar") is not False:
             wanted.append(UpdateProgressBar())
         return self._instantiate_trainer(config, wanted)

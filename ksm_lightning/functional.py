@@ -56,25 +56,26 @@ class Settled(NamedTuple):
 
 
 def settle(
-    drive: Tensor, L: Tensor, ridge: float, *, tolerance: float | None = None, max_steps: int = 100_000
+    drive: Tensor, L: Tensor, ridge: float, *, tolerance: float = 1e-8, max_steps: int = 100_000
 ) -> Settled:
     """The slow neural mode: integrates ``dy/dt = b - L y - ridge y`` from rest until it stands still.
 
     Plain gradient descent, which converges for steps below ``2 / (lambda_max + ridge)``; the step taken is
     ``2 / (lambda_max + lambda_min + 2 ridge)``, the fastest one. It stops when the residual ``r = b - (L + ridge I) y``
-    proves ``|y - y*| <= |r| / (lambda_min + ridge) <= tolerance |y|`` over the whole batch.
+    proves ``|y - y*| <= |r| / (lambda_min + ridge) <= tolerance |y|`` over the whole batch. Steps are taken in float64,
+    whatever the inputs' dtype: float32 stalls at an error of its eps times the condition number of ``L + ridge I``.
 
     Args:
         drive: Feedforward drive ``b = q * k`` (batch, n).
         L: Lateral weights (n, n), symmetric, with ``L + ridge I`` positive definite.
         ridge: The paper's lambda.
-        tolerance: Relative error to stop at; 1e-8 for float64 and 1e-4 for float32 unless given. What a dtype can
-            reach is about its eps times the condition number of ``L + ridge I``.
+        tolerance: Relative error to stop at.
         max_steps: Steps after which to give up, with a warning.
 
     Raises:
         ValueError: If ``L + ridge I`` is not positive definite: the dynamics would run away.
     """
+    dtype, drive, L = drive.dtype, drive.double(), L.double()
     eigenvalues = torch.linalg.eigvalsh(L)
     slowest, fastest = float(eigenvalues[0]) + ridge, float(eigenvalues[-1]) + ridge
     if not slowest > 0:
@@ -82,8 +83,6 @@ def settle(
             f"The dynamics need L + ridge I positive definite, but its smallest eigenvalue is {slowest:.3g}: "
             "raise `ridge` or train with smaller steps."
         )
-    if tolerance is None:
-        tolerance = 1e-8 if drive.dtype == torch.float64 else 1e-4
     step = 2 / (slowest + fastest)
     y = torch.zeros_like(drive)
     taken = 0
@@ -105,7 +104,7 @@ def settle(
             f"{error:.1e} (wanted {tolerance:.1e}); raise `max_steps` or use the closed form.",
             stacklevel=2,
         )
-    return Settled(y, taken, error, error <= tolerance)
+    return Settled(y.to(dtype), taken, error, error <= tolerance)
 
 
 def correlation(y: Tensor) -> Tensor:

@@ -1,0 +1,52 @@
+"""What the tests share."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from ksm_lightning.kernels import Kernel, make_kernel
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Every built-in kernel, with parameters that matter.
+KERNELS = [
+    ("gaussian", {"sigma": 0.7}),
+    ("laplacian", {"sigma": 0.7}),
+    ("cauchy", {"sigma": 0.7}),
+    ("linear", {}),
+    ("polynomial", {"degree": 2}),
+    ("polynomial", {"degree": 3}),
+    ("power_cosine", {"alpha": 1}),
+    ("power_cosine", {"alpha": 2}),
+    ("power_cosine", {"alpha": 3}),
+    ("arc_cosine", {"order": 0}),
+    ("arc_cosine", {"order": 1}),
+]
+
+
+@pytest.fixture(params=KERNELS, ids=lambda spec: "-".join([spec[0], *map(str, spec[1].values())]))
+def spec(request) -> tuple[str, dict[str, float]]:
+    return request.param
+
+
+@pytest.fixture
+def kernel(spec) -> Kernel:
+    return make_kernel(spec[0], **spec[1])
+
+
+@pytest.fixture(autouse=True)
+def _fixed_randomness():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _quiet_lightning():
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@pytest.fixture
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(1)

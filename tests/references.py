@@ -1,0 +1,90 @@
+"""Slow, obvious float64 versions of what the package computes: loops and scalar formulas."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def kernel_value(name: str, params: dict[str, float], u: np.ndarray, v: np.ndarray) -> float:
+    """``f(u, v)`` of two vectors, from the definition."""
+    u, v = np.asarray(u, dtype=np.float64), np.asarray(v, dtype=np.float64)
+    distance = math.sqrt(sum((a - b) ** 2 for a, b in zip(u, v, strict=True)))
+    dot = sum(a * b for a, b in zip(u, v, strict=True))
+    norm_u, norm_v = math.sqrt(sum(u * u)), math.sqrt(sum(v * v))
+    cosine = dot / (norm_u * norm_v) if norm_u > 0 and norm_v > 0 else 0.0
+    theta = math.acos(max(-1.0, min(1.0, cosine)))
+    if name == "gaussian":
+        return math.exp(-(distance**2) / (2 * params["sigma"] ** 2))
+    if name == "laplacian":
+        return math.exp(-distance / params["sigma"])
+    if name == "cauchy":
+        return 1 / (1 + (distance / params["sigma"]) ** 2)
+    if name == "linear":
+        return dot
+    if name == "polynomial":
+        return dot ** int(params["degree"])
+    if name == "power_cosine":
+        return norm_u * norm_v * cosine ** int(params["alpha"])
+    if name == "arc_cosine" and params["order"] == 0:
+        return (math.pi - theta) / math.pi
+    if name == "arc_cosine":
+        return norm_u * norm_v * (math.sin(theta) + (math.pi - theta) * math.cos(theta)) / math.pi
+    raise NotImplementedError(name)
+
+
+def gram(name: str, params: dict[str, float], u: Tensor, v: Tensor) -> Tensor:
+    """The block (n_u, n_v), entry by entry."""
+    rows = [[kernel_value(name, params, a.numpy(), b.numpy()) for b in v.double()] for a in u.double()]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def energy(k: Tensor, y: Tensor, norms: Tensor, q: Tensor, L: Tensor, ridge: float) -> float:
+    """The paper's per-sample energy, one sample after the other, averaged."""
+    k, y, norms, q, L = (t.detach().double().numpy() for t in (k, y, norms, q, L))
+    total = 0.0
+    for sample in range(len(y)):
+        e = 0.0
+        for i in range(len(q)):
+            e -= q[i] * y[sample, i] * k[sample, i] - 0.5 * q[i] ** 2 * norms[i]
+            e += 0.5 * ridge * y[sample, i] ** 2
+            for j in range(len(q)):
+                e += 0.5 * (L[i, j] * y[sample, i] * y[sample, j] - 0.5 * L[i, j] ** 2)
+        total += e
+    return total / len(y)
+
+
+def differentiable_energy(kernel, x: Tensor, y: Tensor, W: Tensor, q: Tensor, L: Tensor, ridge: float) -> Tensor:
+    """The energy for autograd, with y a constant and ``f(w_i, w_i)`` through both arguments."""
+    k = kernel.gram(x, W)
+    norms = torch.stack([kernel.gram(w[None], w[None])[0, 0] for w in W])
+    if kernel.degree == 0:  # an angle alone: f(w, w) is 1, but autograd of acos at 1 gives infinity times 0
+        norms = torch.ones(len(W), dtype=W.dtype)
+    C = y.mT @ y / len(y)
+    return (
+        -(q * k * y).sum(1).mean()
+        + 0.5 * (q * q * norms).sum()
+        + 0.5 * (L * C).sum()
+        - 0.25 * (L * L).sum()
+        + 0.5 * ridge * (y * y).sum(1).mean()
+    )
+
+
+def nrmse(F: Tensor, y: Tensor) -> float:
+    """``||F - Y Y^T|| / ||F||`` of full matrices."""
+    F, y = F.double(), y.double()
+    return float(torch.linalg.norm(F - y @ y.mT) / torch.linalg.norm(F))
+
+
+def splitmix_index(seed: int, update: int, slot: int, count: int) -> int:
+    """One draw of the batch source in Python's own integers."""
+    mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15
+
+    def mix(z: int) -> int:
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
+        return z ^ (z >> 31)
+
+    state = mix(seed + golden & mask) + (update * 2**24 + slot) * golden & mask
+    return (mix(state) & (2**63 - 1)) % count

@@ -1,0 +1,244 @@
+"""Every kernel against its definition, autograd and limit cases."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import references
+from ksm_lightning.kernels import (
+    ArcCosineKernel,
+    CauchyKernel,
+    GaussianKernel,
+    Kernel,
+    LaplacianKernel,
+    PolynomialKernel,
+    PowerCosineKernel,
+    full_precision,
+    kernel_name,
+    kernel_names,
+    make_kernel,
+    register_kernel,
+)
+
+
+def points(rows: int, columns: int = 5, dtype=torch.float64, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, columns, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def test_block_equals_the_definition(spec, kernel):
+    u, v = points(6), points(4, seed=1)
+    u[2] = 0
+    v[1] = u[3]
+    # acos turns an error of eps near a right cosine of 1 into sqrt(eps): the docstring of the arc-cosine says so.
+    tolerance = 2e-8 if spec == ("arc_cosine", {"order": 0}) else 1e-12
+    assert_close(kernel(u, v), references.gram(*spec, u, v), rtol=tolerance, atol=tolerance)
+
+
+def test_value_with_pullback_equals_the_block(kernel):
+    x, w = points(6), points(4, seed=1)
+    assert_close(kernel.value_and_pullback(x, w)[0], kernel(x, w), rtol=1e-13, atol=1e-13)
+
+
+def test_diagonal_is_that_of_the_block(spec, kernel):
+    u = points(5)
+    u[1] = 0
+    expected = references.gram(*spec, u, u).diagonal()
+    assert_close(kernel.diag(u), expected, rtol=1e-7, atol=1e-7)
+
+
+def test_base_diagonal_walks_over_all_tiles(kernel):
+    u = points(150)
+    assert_close(Kernel.diag(kernel, u), kernel.diag(u), rtol=1e-7, atol=1e-7)
+
+
+def test_closed_pullback_equals_autograd(kernel):
+    x, w, c = points(7), points(4, seed=1), points(7, 4, seed=2)
+    by_autograd = Kernel.value_and_pullback(kernel, x, w)[1](c)
+    assert_close(kernel.pullback(c, x, w), by_autograd, rtol=1e-9, atol=1e-9)
+
+
+def test_closed_diagonal_gradient_equals_autograd(kernel):
+    w = points(4)
+    by_autograd = torch.func.vmap(torch.func.grad(lambda p: kernel.diag(p[None])[0]))(w)
+    assert_close(kernel.diag_gradient(w), by_autograd, rtol=1e-9, atol=1e-9)
+
+
+def test_pullback_equals_finite_differences(spec, kernel):
+    x, w, c, step = points(7), points(4, seed=1), points(7, 4, seed=2), 1e-6
+    numeric = torch.empty_like(w)
+    for i in range(4):
+        for a in range(5):
+            high, low = w.clone(), w.clone()
+            high[i, a] += step
+            low[i, a] -= step
+            difference = references.gram(*spec, x, high) - references.gram(*spec, x, low)
+            numeric[i, a] = (c * difference).sum() / (2 * step)
+    assert_close(kernel.pullback(c, x, w), numeric, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zero_vectors_give_no_nan(kernel, dtype):
+    x, w = points(3, dtype=dtype), points(3, dtype=dtype, seed=1)
+    x[0], w[1] = 0, 0
+    c = torch.ones(3, 3, dtype=dtype)
+    for value in (kernel(x, w), kernel.diag(w), kernel.pullback(c, x, w), kernel.diag_gradient(w)):
+        assert value.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_landmarks_at_data_points_give_finite_derivatives(kernel, dtype):
+    x = points(6, dtype=dtype)
+    gradient = kernel.pullback(torch.eye(6, dtype=dtype), x, x.clone())
+    assert gradient.isfinite().all()
+    # At its own point a radial kernel is at its maximum: there is no slope but rounding's.
+    if kernel.is_radial:
+        assert gradient.abs().max() < (1e-3 if dtype == torch.float32 else 1e-6)
+
+
+def test_block_is_positive_semidefinite(kernel):
+    u = points(30)
+    assert torch.linalg.eigvalsh(kernel(u, u)).min() > -1e-6
+
+
+def test_homogeneous_kernels_scale_as_they_say(kernel):
+    u, v = points(4), points(3, seed=1)
+    if kernel.degree is None:
+        assert not kernel.is_homogeneous
+        assert kernel.is_radial
+        assert (kernel(2 * u, v) - kernel(u, v)).abs().max() > 1e-3
+    else:
+        assert_close(kernel(2 * u, 3 * v), 6**kernel.degree * kernel(u, v))
+
+
+def test_arc_cosine_of_order_0_is_not_homogeneous_enough_to_fix_q():
+    assert ArcCosineKernel(0).degree == 0
+    assert not ArcCosineKernel(0).is_homogeneous
+    assert ArcCosineKernel(1).is_homogeneous
+
+
+def test_radial_kernels_ignore_a_common_shift(kernel):
+    u, v = points(4), points(3, seed=1)
+    is_same = torch.allclose(kernel(u + 1, v + 1), kernel(u, v), rtol=1e-10, atol=1e-10)
+    assert is_same == kernel.is_radial
+
+
+def test_odd_kernels_flip_with_their_argument(kernel):
+    u, v = points(4), points(3, seed=1)
+    is_flipped = torch.allclose(kernel(-u, v), -kernel(u, v))
+    assert is_flipped == kernel.is_odd
+
+
+@pytest.mark.parametrize("cls", [GaussianKernel, LaplacianKernel, CauchyKernel])
+@pytest.mark.parametrize("offset", [1e2, 1e4])
+def test_nearly_equal_points_far_from_the_origin_keep_their_digits_in_float32(cls, offset):
+    # Coordinates that float32 holds exactly, so that the only errors are the kernel's.
+    steps = torch.randint(-128, 128, (40, 3), generator=torch.Generator().manual_seed(0)).double() / 128
+    far = steps + offset
+    assert (far.float().double() == far).all()
+    kernel = cls(sigma=0.5)
+    exact = references.gram(kernel_name(kernel), kernel.params(), steps, steps)
+    assert_close(kernel(far.float(), far.float()).double(), exact, rtol=0, atol=3e-4)
+    c = torch.ones(40, 40)
+    exact_pull = kernel.pullback(c.double(), steps, steps[:40])
+    assert_close(kernel.pullback(c, far.float(), far.float()).double(), exact_pull, rtol=0, atol=2e-2)
+
+
+def test_parallel_vectors_have_full_power_cosine():
+    u = points(5, dtype=torch.float32)
+    assert_close(PowerCosineKernel(3)(u, 2 * u).diagonal(), 2 * (u * u).sum(1), rtol=1e-6, atol=0)
+
+
+def test_global_matmul_precision_is_neither_obeyed_nor_lost():
+    seen = []
+
+    class Spy(GaussianKernel):
+        def gram(self, u, v):
+            seen.append(torch.backends.mkldnn.matmul.fp32_precision)
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return super().gram(u, v)
+
+    u = points(3, dtype=torch.float32)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = Spy()(u, u)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen == ["ieee", False]
+    assert value.dtype == torch.float32
+
+
+def test_full_precision_restores_the_setting_after_an_error():
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(RuntimeError, match="boom"), full_precision(torch.device("cpu")):
+            raise RuntimeError("boom")
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+class Quadratic(Kernel):
+    """A user's kernel: one method."""
+
+    def __init__(self, offset: float = 1.0) -> None:
+        super().__init__()
+        self.offset = offset
+
+    def gram(self, u, v):
+        return (self.offset + u @ v.mT) ** 2
+
+
+def test_a_kernel_of_one_method_has_all_answers():
+    kernel, x, w, c = Quadratic(0.5), points(6), points(3, seed=1), points(6, 3, seed=2)
+    assert_close(kernel.diag(w), (0.5 + (w * w).sum(1)) ** 2)
+    assert_close(kernel.diag_gradient(w), 4 * (0.5 + (w * w).sum(1))[:, None] * w)
+    assert_close(kernel.pullback(c, x, w), (2 * c * (0.5 + x @ w.mT)).mT @ x)
+    with torch.inference_mode():
+        assert_close(kernel.pullback(c, x, w), (2 * c * (0.5 + x @ w.mT)).mT @ x)
+    assert repr(kernel.with_params(offset=2.0)) == "Quadratic(offset=2.0)"
+
+
+@pytest.mark.parametrize("sigma", [0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("cls", [GaussianKernel, LaplacianKernel, CauchyKernel])
+def test_impossible_widths_are_refused(cls, sigma):
+    with pytest.raises(ValueError, match="`sigma` must be positive and finite"):
+        cls(sigma)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PowerCosineKernel(2.5), "`alpha` must be a whole number"),
+        (lambda: PowerCosineKernel(0), "`alpha` must be a whole number"),
+        (lambda: PolynomialKernel(-1), "`degree` must be a whole number"),
+        (lambda: ArcCosineKernel(2), "`order` must be 0 or 1"),
+        (lambda: make_kernel("gaussian", width=1), "cannot be made from"),
+        (lambda: GaussianKernel().with_params(alpha=1), "has no parameter 'alpha'; it takes sigma"),
+        (lambda: GaussianKernel()(torch.zeros(3), torch.zeros(3)), "rows of two matrices"),
+        (lambda: GaussianKernel()(torch.zeros(3, 2), torch.zeros(3, 3)), "rows of two matrices"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_an_unregistered_kernel_says_what_to_import():
+    with pytest.raises(ValueError, match="import the module that defines it under @register_kernel\\('mine'\\)"):
+        make_kernel("mine")
+    with pytest.raises(ValueError, match="has no registered name"):
+        kernel_name(Quadratic())
+
+
+def test_registered_names_are_unique_and_redefinable():
+    with pytest.raises(ValueError, match="belongs to GaussianKernel"):
+        register_kernel("gaussian")(Quadratic)
+    assert kernel_name(make_kernel("gaussian")) == "gaussian"
+    assert {"gaussian", "laplacian", "cauchy", "linear", "polynomial", "power_cosine", "arc_cosine"} <= set(
+        kernel_names()
+    )
+    register_kernel("test_quadratic")(Quadratic)
+    register_kernel("test_quadratic")(Quadratic)
+    assert make_kernel("test_quadratic", offset=3.0).offset == 3.0

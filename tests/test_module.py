@@ -1,0 +1,295 @@
+"""The LightningModule against updates made by hand, and everything a trainer asks of it."""
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.loggers import Logger
+from torch.testing import assert_close
+from torch.utils.data import DataLoader, TensorDataset
+
+import references
+from ksm_lightning import functional
+from ksm_lightning.callbacks import KernelError
+from ksm_lightning.data import HalfMoonsDataModule
+from ksm_lightning.kernels import GaussianKernel
+from ksm_lightning.module import KernelSimilarityMatching, inputs_of
+from ksm_lightning.schedule import Phase
+
+SHORT = [Phase(10, 0.01, 0.02, 0.1)]
+
+
+class Recorder(Logger):
+    """A logger that remembers."""
+
+    def __init__(self):
+        super().__init__()
+        self.metrics: dict[int, dict[str, float]] = {}
+
+    name, version = "recorder", 0
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+    def log_metrics(self, metrics, step=None):
+        self.metrics.setdefault(step, {}).update(metrics)
+
+
+def moons(**options) -> HalfMoonsDataModule:
+    return HalfMoonsDataModule(**{"num_points": 200, "batch_size": 16, "seed": 3, **options})
+
+
+def model(**options) -> KernelSimilarityMatching:
+    torch.manual_seed(0)
+    defaults = {"num_neurons": 6, "in_features": 2, "kernel_params": {"sigma": 0.3}, "init": "normal", "phases": SHORT}
+    return KernelSimilarityMatching(**{**defaults, **options})
+
+
+def fit(module, data=None, logger=False, **options) -> lightning.Trainer:
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        logger=logger,
+        enable_checkpointing=options.pop("enable_checkpointing", False),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_epochs=-1,
+        num_sanity_val_steps=0,
+        **options,
+    )
+    trainer.fit(module, datamodule=data or moons())
+    return trainer
+
+
+def by_hand(module, data, updates, rates):
+    """The paper's three rules, written out, with autograd for the gradients and float64 throughout."""
+    W, q, L = (p.detach().double().clone() for p in (module.network.W, module.network.q, module.network.L))
+    kernel, ridge = GaussianKernel(0.3), module.network.ridge
+    batches = torch.cat([block.x for block in data.train_dataloader()])[:updates].double()
+    for update, x in enumerate(batches):
+        eta_w, eta_q, eta_l = rates(update)
+        y = q * kernel(x, W) @ torch.linalg.inv(L + ridge * torch.eye(len(q)))
+        leaves = [t.clone().requires_grad_() for t in (W, q, L)]
+        references.differentiable_energy(kernel, x, y, *leaves, ridge).backward()
+        W = W - eta_w / q[:, None] ** 2 * leaves[0].grad
+        q, L = q - eta_q * leaves[1].grad, L + eta_l * leaves[2].grad
+    return W, q, L
+
+
+def test_ten_updates_equal_the_papers_rules_in_float64():
+    module = model().double()
+    expected = by_hand(module, moons(), 10, lambda update: (0.01, 0.02, 0.1))
+    trainer = fit(module, precision="64-true")
+    assert trainer.global_step == 10
+    for parameter, reference in zip((module.network.W, module.network.q, module.network.L), expected, strict=True):
+        assert_close(parameter.detach(), reference, rtol=1e-9, atol=1e-9)
+
+
+def test_phases_change_rates_at_their_update():
+    phases = [Phase(3, 0.01, 0.02, 0.1), Phase(4, 0.001, 0.002, 0.3)]
+    module = model(phases=phases).double()
+    expected = by_hand(module, moons(), 7, lambda update: (0.01, 0.02, 0.1) if update < 3 else (0.001, 0.002, 0.3))
+    assert fit(module, precision="64-true").global_step == 7
+    assert_close(module.network.L.detach(), expected[2], rtol=1e-9, atol=1e-9)
+
+
+def test_phases_change_kernel_parameters():
+    module = model(
+        kernel="power_cosine",
+        kernel_params={"alpha": 3},
+        phases=[Phase(2, kernel_params={"alpha": 1}), Phase(2), Phase(2, kernel_params={"alpha": 4})],
+    )
+    seen = []
+    original = functional.hebbian_step
+
+    def spy(kernel, *args):
+        seen.append(kernel.alpha)
+        return original(kernel, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "hebbian_step", spy)
+        fit(module)
+    assert seen == [1, 1, 3, 3, 4, 4]
+    assert module.network.kernel.alpha == 4
+
+
+def test_a_homogeneous_kernel_keeps_q_at_one():
+    module = model(kernel="power_cosine", kernel_params={"alpha": 2}, phases=[Phase(5, eta_q=0.5)])
+    fit(module)
+    assert module.network.q.eq(1).all()
+    learned = model(phases=[Phase(5, eta_q=0.5)])
+    fit(learned)
+    assert learned.network.q.ne(1).any()
+
+
+def test_one_optimizer_has_three_named_groups_and_l_ascends():
+    optimizer = model().configure_optimizers()
+    assert [(group["name"], group["maximize"]) for group in optimizer.param_groups] == [
+        ("W", False),
+        ("q", False),
+        ("L", True),
+    ]
+
+
+def test_a_run_ends_with_its_schedule_or_with_max_steps():
+    assert fit(model(phases=[Phase(70)])).global_step == 70
+    assert fit(model(phases=[Phase(70)]), max_steps=33).global_step == 33
+
+
+def test_logged_energy_equals_the_float64_reference():
+    module, data, logger = model(phases=[Phase(20)]), moons(), Recorder()
+    states = {}
+
+    def remember(update):
+        states[update] = {name: p.detach().clone() for name, p in module.network.named_parameters()}
+
+    original = functional.hebbian_step
+
+    def spy(*args):
+        remember(len(states))
+        return original(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "hebbian_step", spy)
+        fit(module, data, logger=logger, log_every_n_steps=5)
+    assert sorted(step for step in logger.metrics if "train/energy" in logger.metrics[step]) == [5, 10, 15, 20]
+    kernel, ridge = GaussianKernel(0.3), module.network.ridge
+    batches = torch.cat([block.x for block in moons().train_dataloader()])
+    for step in (5, 10, 15, 20):
+        state = {name: value.double() for name, value in states[step - 1].items()}
+        k = kernel(batches[step - 1].double(), state["W"])
+        y = functional.responses(state["q"] * k, state["L"], ridge)
+        expected = references.energy(k, y, torch.ones(6), state["q"], state["L"], ridge)
+        assert logger.metrics[step]["train/energy"] == pytest.approx(expected, rel=1e-5)
+        terms = [logger.metrics[step][f"energy/{name}"] for name in functional.EnergyTerms._fields]
+        assert sum(terms) == pytest.approx(expected, rel=1e-5)
+
+
+def test_logged_names_and_counts():
+    logger = Recorder()
+    module = model(phases=[Phase(6, 0.01, 0.02, 0.1), Phase(6, 0.001, 0.002, 0.01)])
+    data = moons(updates_per_epoch=6)
+    fit(module, data, logger=logger, log_every_n_steps=3, callbacks=[KernelError()])
+    training = {step: metrics for step, metrics in logger.metrics.items() if "train/energy" in metrics}
+    assert sorted(training) == [3, 6, 9, 12]
+    expected = {"train/energy", "health/min_abs_q", "health/condition_L"}
+    expected |= {f"energy/{name}" for name in ("feedforward", "gain", "lateral", "lateral_cost", "ridge")}
+    expected |= {f"{kind}/{name}" for kind in ("rate", "gradient_norm") for name in "WqL"}
+    assert expected <= set(training[3])
+    assert [training[step]["rate/W"] for step in (3, 6, 9, 12)] == [0.01, 0.01, 0.001, 0.001]
+    validation = [metrics for metrics in logger.metrics.values() if "val/kernel_nrmse" in metrics]
+    assert len(validation) == 2
+    assert "val/energy" in validation[0]
+
+
+def test_logged_health_is_that_of_the_state():
+    logger, module = Recorder(), model(phases=[Phase(1)])
+    module.network.q.data = torch.tensor([0.5, -0.1, 1.0, 1.0, 1.0, 1.0])
+    L = module.network.L.detach().clone()
+    fit(module, logger=logger, log_every_n_steps=1)
+    assert logger.metrics[1]["health/min_abs_q"] == pytest.approx(0.1)
+    exact = torch.linalg.cond(L + 1e-3 * torch.eye(6)).item()
+    assert logger.metrics[1]["health/condition_L"] == pytest.approx(exact, rel=1e-5)
+
+
+def test_the_condition_logged_is_a_lower_bound_within_reach():
+    logger, module = Recorder(), model(phases=[Phase(200)])
+    fit(module, logger=logger, log_every_n_steps=200)
+    exact = torch.linalg.cond(module.network.L.detach().double() + 1e-3 * torch.eye(6)).item()
+    assert exact / 30 < logger.metrics[200]["health/condition_L"] <= exact * 1.1
+
+
+def test_logging_does_not_change_training():
+    quiet, chatty = model(phases=[Phase(40)]), model(phases=[Phase(40)])
+    fit(quiet)
+    fit(chatty, logger=Recorder(), log_every_n_steps=1, callbacks=[KernelError()])
+    for a, b in zip(quiet.parameters(), chatty.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_size_of_blocks_does_not_change_training(monkeypatch):
+    large, single = model(phases=[Phase(40)]), model(phases=[Phase(40)])
+    fit(large)
+    monkeypatch.setattr("ksm_lightning.data.batches._UPDATES_AT_ONCE", 1)
+    fit(single)
+    for a, b in zip(large.parameters(), single.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_plain_dataloader_trains_it_too():
+    torch.manual_seed(0)
+    x, labels = torch.randn(64, 1, 1, 2), torch.zeros(64)
+    module = model(phases=[Phase(6)])
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1
+    )
+    trainer.fit(module, DataLoader(TensorDataset(x, labels), batch_size=16))
+    assert trainer.global_step == 6
+
+
+def test_a_second_fit_goes_on_where_the_first_ended():
+    module = model(phases=[Phase(5)], init="data")
+    fit(module)
+    before = module.network.W.detach().clone()
+    fit(module, max_steps=0)
+    assert torch.equal(module.network.W, before)
+
+
+def test_data_decides_the_input_size_and_the_start():
+    module = model(in_features=None, init="data", phases=[Phase(1, 0.0, 0.0, 0.0)])
+    with pytest.raises(ValueError, match="learns its input size in `fit`"):
+        module(torch.zeros(1, 2))
+    data = moons()
+    fit(module, data)
+    assert module.hparams["in_features"] == 2
+    is_point = (module.network.W.detach()[:, None] == data.train_points.data).all(2)  # (n, samples)
+    assert is_point.any(1).all()
+
+
+def test_divergence_stops_the_run_and_names_what_broke():
+    module = model(phases=[Phase(200, eta_w=1e30, eta_q=1e30)])
+    with pytest.raises(FloatingPointError, match=r"diverged at or before update \d+: .*not finite"):
+        fit(module, logger=Recorder(), log_every_n_steps=10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel": "nonsense"}, "No kernel is registered as 'nonsense'"),
+        ({"kernel_params": {"sigma": -1.0}}, "`sigma` must be positive"),
+        ({"ridge": -1.0}, "`ridge` must be positive"),
+        ({"num_neurons": 0}, "`num_neurons` must be at least 1"),
+        ({"in_features": 0}, "`in_features` must be at least 1"),
+        ({"init": "luck"}, "`init` must be"),
+        ({"init_scale": 0.0}, "must be positive and finite"),
+        ({"phases": [Phase(1, kernel_params={"alpha": 1})]}, "has no parameter 'alpha'"),
+        ({"phases": [Phase(1, kernel_params={"sigma": 0.0})]}, "`sigma` must be positive"),
+    ],
+)
+def test_impossible_models_are_refused_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        model(**options)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda: fit(model(in_features=3)), "The data has 2 features, but the model was made for in_features=3"),
+        (lambda: fit(model(), precision="bf16-mixed"), "needs full precision"),
+    ],
+)
+def test_impossible_runs_are_refused(run, message):
+    with pytest.raises(ValueError, match=message):
+        run()
+
+
+def test_a_plain_loader_cannot_tell_the_input_size():
+    trainer = lightning.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1)
+    with pytest.raises(ValueError, match="Only a datamodule of ksm_lightning"):
+        trainer.fit(model(in_features=None), DataLoader(torch.zeros(8, 2)))
+
+
+def test_inputs_of_a_batch():
+    x = torch.zeros(4, 1, 2, 3)
+    assert inputs_of((x, None)).shape == (4, 6)
+    assert inputs_of([torch.zeros(4, 2)]).shape == (4, 2)
+    with pytest.raises(TypeError, match="starts with one, got dict"):
+        inputs_of({"x": x})
