@@ -6,10 +6,12 @@ import shutil
 import sys
 import warnings
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning as L
+import yaml
 from jsonargparse import lazy_instance  # type: ignore[attr-defined]
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -99,6 +101,7 @@ class KSMCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse, and remember what was really said as opposed to what is a default."""
+        _check_config_files(args if isinstance(args, list) else sys.argv[1:])
         with warnings.catch_warnings():
             # Only tests and notebooks pass `args`, and they mean it.
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
@@ -219,6 +222,18 @@ def _agrees(said: Any, saved: Any) -> bool:
     if isinstance(said, dict) and isinstance(saved, dict):
         return all(name in saved and _agrees(value, saved[name]) for name, value in said.items())
     return bool(said == saved)
+
+
+def _check_config_files(args: Sequence[str]) -> None:
+    """Name the file when a configuration is no YAML: the parser would say where in it, but not in which."""
+    paths = [arg.partition("=")[2] for arg in args if arg.startswith("--config=")]
+    paths += [path for option, path in pairwise(args) if option in ("--config", "-c")]
+    for path in paths:
+        if Path(path).is_file():
+            try:
+                yaml.safe_load(Path(path).read_text())
+            except (yaml.YAMLError, UnicodeDecodeError) as error:
+                raise UserError(f"The configuration {path} is no valid YAML: {error}") from error
 
 
 def _in_one_line(message: str) -> str:

@@ -4,6 +4,7 @@ Each function draws on axes that it is given, so that the same panel serves alon
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,6 +28,14 @@ def draw(panel: Callable[[Axes], None], width: float = 4.5, height: float = 4.0)
     figure = new_figure(width, height)
     panel(figure.add_subplot())
     return figure
+
+
+def render(figure: Figure) -> np.ndarray:
+    """The figure's pixels (height, width, 3), as bytes."""
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 class Plane:
@@ -115,22 +124,27 @@ def spectra_panel(axes: Axes, input_spectrum: np.ndarray, output_spectrum: np.nd
 
 
 def energy_panel(axes: Axes, updates: Sequence[int], energies: Sequence[float], phase_ends: Sequence[int] = ()) -> None:
-    """Energy of the batches over the updates, their running mean, and where a phase of the schedule ends."""
-    values = np.asarray(energies, dtype=float)
-    axes.plot(updates, values, color="0.75", linewidth=0.8, label="batch")
+    """Energy of the batches over the updates, their running mean in each phase, and where a phase ends."""
+    steps, values = np.asarray(updates), np.asarray(energies, dtype=float)
+    axes.plot(steps, values, color="0.75", linewidth=0.8, label="batch")
     window = min(len(values), 20)
-    if window > 1:
-        mean = np.convolve(values, np.ones(window) / window, mode="valid")
-        axes.plot(updates[window - 1 :], mean, color="#d81f2a", linewidth=1.5, label=f"mean of {window}")
+    borders = [0, *phase_ends, np.inf]
+    for start, stop in pairwise(borders):
+        phase = (steps > start) & (steps <= stop)
+        if window > 1 and phase.sum() >= window:
+            mean = np.convolve(values[phase], np.ones(window) / window, mode="valid")
+            axes.plot(steps[phase][window - 1 :], mean, color="#d81f2a", linewidth=1.5, label=f"mean of {window}")
     for end in phase_ends:
         axes.axvline(end, color="0.5", linestyle=":", linewidth=1)
     if len(values):
-        # The first updates can be orders of magnitude away; the figure is about the rest.
-        low, high = np.percentile(values, [0.5, 97])
-        axes.set_ylim(low - 0.15 * (high - low) - 1e-9, high + 0.3 * (high - low) + 1e-9)
+        # A start or a warm-up can be orders of magnitude away; the figure is about where the run settles.
+        low, high = np.percentile(values[len(values) // 3 :], [1, 99])
+        axes.set_ylim(low - 0.5 * (high - low) - 1e-9, high + (high - low) + 1e-9)
     axes.set(xlabel="update", ylabel="energy $e$")
     axes.set_title("Energy")
-    axes.legend(loc="upper right", fontsize=8)
+    handles, labels = axes.get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    axes.legend(named.values(), named.keys(), loc="upper right", fontsize=8)
 
 
 def image_grid(images: np.ndarray, shape: tuple[int, int], title: str, most: int = 100) -> Figure:

@@ -55,9 +55,7 @@ class Settled(NamedTuple):
     """Whether ``error`` is within the tolerance."""
 
 
-def settle(
-    drive: Tensor, L: Tensor, ridge: float, *, tolerance: float = 1e-8, max_steps: int = 100_000
-) -> Settled:
+def settle(drive: Tensor, L: Tensor, ridge: float, *, tolerance: float = 1e-8, max_steps: int = 100_000) -> Settled:
     """The slow neural mode: integrates ``dy/dt = b - L y - ridge y`` from rest until it stands still.
 
     Plain gradient descent, which converges for steps below ``2 / (lambda_max + ridge)``; the step taken is

@@ -66,7 +66,7 @@ class KernelSimilarityMatching(L.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.schedule = Schedule(phases or half_moons_phases())
+        self.schedule = Schedule(half_moons_phases() if phases is None else phases)
         self.kernel = make_kernel(kernel, **(kernel_params or {}))
         for phase in self.schedule.phases:
             self.kernel.with_params(**phase.kernel_params)

@@ -1,12 +1,16 @@
 """What the tests share."""
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from ksm_lightning.kernels import Kernel, make_kernel
+
+# LightningCLI calls methods that jsonargparse is about to rename.
+os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -105,7 +105,11 @@ class Figures(Callback):
             for i in range(len(model.schedule.phases) - 1)
         ]
 
-        panels: dict[str, Panel] = {"features": lambda axes: figures.features_panel(axes, features, W, plane)}
+        # The length of a homogeneous kernel's feature is its gain; its place among the data is its direction.
+        lengths = np.linalg.norm(W, axis=1, keepdims=True)
+        typical = np.linalg.norm(features, axis=1).mean()
+        shown_W = W * typical / np.maximum(lengths, 1e-12) if model.network.kernel.is_homogeneous else W
+        panels: dict[str, Panel] = {"features": lambda axes: figures.features_panel(axes, features, shown_W, plane)}
         for neuron in neurons:
             panels[f"tuning_{neuron}"] = partial(
                 figures.tuning_panel, x=features, response=y[:, neuron], neuron=neuron, plane=plane
