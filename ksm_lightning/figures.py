@@ -34,8 +34,8 @@ def render(figure: Figure) -> np.ndarray:
     """The figure's pixels (height, width, 3), as bytes."""
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+    canvas.draw()  # type: ignore[no-untyped-call]
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
 
 
 class Plane:

@@ -80,16 +80,15 @@ class Figures(Callback):
         writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if folder is None and not writers:
             return
-        for name, figure in self._figures(data, pl_module, only_overview=not to_files).items():
+        for name, pixels in self._figures(data, pl_module, only_overview=not to_files).items():
             for writer in writers:
-                writer.add_figure(f"figures/{name}", figure, global_step=trainer.global_step)
+                writer.add_image(f"figures/{name}", pixels, trainer.global_step, dataformats="HWC")
             if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-                draft = folder / f".{name}.png"
-                figure.savefig(draft)
-                os.replace(draft, folder / f"{name}.png")
+                save_png(pixels, folder / f"{name}.png")
 
-    def _figures(self, data: KSMDataModule, model: KernelSimilarityMatching, *, only_overview: bool) -> dict[str, Any]:
+    def _figures(
+        self, data: KSMDataModule, model: KernelSimilarityMatching, *, only_overview: bool
+    ) -> dict[str, np.ndarray]:
         # Matplotlib takes a good part of a second to import, and most processes never draw.
         from ksm_lightning import figures
 
@@ -126,12 +125,22 @@ class Figures(Callback):
         shown = ["features", *(f"tuning_{neuron}" for neuron in neurons[:2]), "similarities", "spectra", "energy"]
         for place, name in enumerate(shown):
             panels[name](overview.add_subplot(2, 3, place + 1))
-        if only_overview:
-            return {"overview": overview}
-        drawn = {"overview": overview, **{name: figures.draw(panel) for name, panel in panels.items()}}
-        if data.image_shape is not None:
+        drawn = {"overview": overview}
+        if not only_overview:
+            drawn |= {name: figures.draw(panel) for name, panel in panels.items()}
+        if data.image_shape is not None and not only_overview:
             drawn["weights"] = figures.image_grid(W, data.image_shape, "Learned features $w_i$")
-        return drawn
+        return {name: figures.render(figure) for name, figure in drawn.items()}
+
+
+def save_png(pixels: np.ndarray, path: Path) -> None:
+    """Write a picture, whole or not at all."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}")
+    Image.fromarray(pixels).save(draft, format="PNG")
+    os.replace(draft, path)
 
 
 @torch.no_grad()

@@ -114,8 +114,8 @@ class PowerCosineKernel(Kernel):
         ValueError: If ``alpha`` is not a whole number of at least 1.
 
     Example:
-        >>> PowerCosineKernel(alpha=3)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
-        tensor([[1.],
+        >>> PowerCosineKernel(alpha=3)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([[3.0, 0.0]]))
+        tensor([[6.],
                 [0.]])
     """
 
