@@ -1,1 +1,44 @@
 """Kernel similarity matching with Hebbian neural networks, in PyTorch Lightning."""
+
+from ksm_lightning.data import ArrayDataModule, DigitsDataModule, HalfMoonsDataModule
+from ksm_lightning.initialisation import DataInit, NormalInit
+from ksm_lightning.kernels import (
+    ArcCosineKernel,
+    CauchyKernel,
+    GaussianKernel,
+    Kernel,
+    LaplacianKernel,
+    LinearKernel,
+    PolynomialKernel,
+    PowerCosineKernel,
+    make_kernel,
+    register_kernel,
+)
+from ksm_lightning.metrics import KernelNRMSE, kernel_nrmse
+from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.network import KSMNetwork
+from ksm_lightning.schedule import Phase, Schedule
+
+__all__ = [
+    "ArcCosineKernel",
+    "ArrayDataModule",
+    "CauchyKernel",
+    "DataInit",
+    "DigitsDataModule",
+    "GaussianKernel",
+    "HalfMoonsDataModule",
+    "KSMNetwork",
+    "Kernel",
+    "KernelNRMSE",
+    "KernelSimilarityMatching",
+    "LaplacianKernel",
+    "LinearKernel",
+    "NormalInit",
+    "Phase",
+    "PolynomialKernel",
+    "PowerCosineKernel",
+    "Schedule",
+    "kernel_nrmse",
+    "make_kernel",
+    "register_kernel",
+]

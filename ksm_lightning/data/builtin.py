@@ -1,8 +1,6 @@
 """Data that needs no file: half moons and scikit-learn's small digits."""
 
 import numpy as np
-from sklearn.datasets import load_digits, make_moons
-from sklearn.model_selection import train_test_split
 
 from ksm_lightning.data.base import Dataset, KSMDataModule
 from ksm_lightning.data.points import Standardisation
@@ -46,6 +44,8 @@ class HalfMoonsDataModule(KSMDataModule):
         self.data_seed = data_seed
 
     def load(self) -> tuple[Dataset, Dataset]:
+        from sklearn.datasets import make_moons  # here because it takes longer to import than to use
+
         # One stream of randomness, so that no choice of data_seed makes test points of training points.
         random = np.random.RandomState(self.data_seed)
         train = Dataset(*make_moons(self.num_points, noise=self.noise, random_state=random))
@@ -90,6 +90,9 @@ class DigitsDataModule(KSMDataModule):
         self.data_seed = data_seed
 
     def load(self) -> tuple[Dataset, Dataset]:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
         x, labels = load_digits(return_X_y=True)
         x_train, x_test, train_labels, test_labels = train_test_split(
             x, labels, test_size=self.test_fraction, random_state=self.data_seed, stratify=labels
