@@ -17,7 +17,15 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from ksm_lightning import callbacks, data  # noqa: F401  (their classes can be named without a path)
-from ksm_lightning.callbacks import FeatureWriter, Figures, KernelError, UpdateCheckpoint, UpdateProgressBar
+from ksm_lightning.callbacks import (
+    FeatureWriter,
+    Figures,
+    KernelError,
+    KMeansProbe,
+    LinearProbe,
+    UpdateCheckpoint,
+    UpdateProgressBar,
+)
 from ksm_lightning.checkpoint import read_checkpoint
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.module import KernelSimilarityMatching
@@ -30,10 +38,11 @@ _COMMANDS = {
     "test": "Kernel error and energy on the test points: ksm test --config ... --ckpt_path ...",
     "predict": "Write the features of the test points to a file: ksm predict --config ... --ckpt_path ...",
 }
+_EVALUATIONS: dict[str, type[L.Callback]] = {"kernel_error": KernelError, "probe": LinearProbe, "kmeans": KMeansProbe}
 _CALLBACKS: dict[str, dict[str, type[L.Callback]]] = {
-    "fit": {"kernel_error": KernelError, "figures": Figures, "checkpoint": UpdateCheckpoint},
-    "validate": {"kernel_error": KernelError},
-    "test": {"kernel_error": KernelError},
+    "fit": {**_EVALUATIONS, "figures": Figures, "checkpoint": UpdateCheckpoint},
+    "validate": _EVALUATIONS,
+    "test": _EVALUATIONS,
     "predict": {"features": FeatureWriter},
 }
 # What makes a network what it is: a run that continues cannot change these.

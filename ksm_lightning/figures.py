@@ -147,6 +147,15 @@ def energy_panel(axes: Axes, updates: Sequence[int], energies: Sequence[float], 
     axes.legend(named.values(), named.keys(), loc="upper right", fontsize=8)
 
 
+def responses_panel(axes: Axes, y: np.ndarray) -> None:
+    """How often neurons respond how strongly, over all points; in units of the responses' root mean square."""
+    values = y.ravel() / max(float(np.sqrt((y * y).mean())), 1e-12)
+    axes.hist(np.clip(values, -6, 6), bins=121, range=(-6, 6), density=True, color="#d81f2a", alpha=0.8)
+    axes.axvline(0, color="0.4", linewidth=0.8)
+    axes.set(xlabel=r"response $y_i$ / root mean square", ylabel="density", yscale="log")
+    axes.set_title("Responses of all neurons")
+
+
 def image_grid(images: np.ndarray, shape: tuple[int, int], title: str, most: int = 100) -> Figure:
     """Vectors (n, height * width) as small images side by side, each on its own scale about zero."""
     images = images[:most]

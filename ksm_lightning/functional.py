@@ -241,3 +241,26 @@ def align_signs(W: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """
     sign = torch.where(y.mean(0) < 0, -1.0, 1.0).to(y.dtype)
     return W * sign[:, None].to(W.dtype), y * sign
+
+
+def linearised_responses(x: Tensor, y: Tensor, ridge: float = 0.1) -> Tensor:
+    """The linear filter that comes closest to each neuron: ``s_i = (ridge I + <x x^T>)^-1 <y_i x>``.
+
+    Args:
+        x: Inputs (samples, m).
+        y: Responses (samples, n).
+        ridge: The paper's 0.1.
+
+    Returns:
+        Filters (n, m).
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> linearised_responses(x, x @ torch.tensor([[2.0], [1.0]]), ridge=1e-6)
+        tensor([[2.0000, 1.0000]])
+    """
+    with full_precision(x.device):
+        second = (x.mT @ x / len(x)).double()
+        second.diagonal().add_(ridge)
+        filters: Tensor = torch.linalg.solve(second, (x.mT @ y / len(x)).double())
+    return filters.mT.to(y.dtype)

@@ -1,6 +1,6 @@
 """How well inner products of representations match a kernel."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,45 +11,55 @@ from ksm_lightning.kernels import Kernel, full_precision
 
 _TILE = 2048
 
+Tile = tuple[slice, slice, int]
+
+
+def symmetric_tiles(samples: int, tile: int = _TILE) -> Iterator[Tile]:
+    """Rows and columns of the tiles on and above the diagonal, and how often each counts."""
+    for top in range(0, samples, tile):
+        for left in range(top, samples, tile):
+            yield slice(top, top + tile), slice(left, left + tile), 1 if left == top else 2
+
 
 @torch.no_grad()
 def kernel_squared_errors(
-    kernel: Kernel, x: Tensor, representations: Sequence[Tensor], *, tile: int = _TILE
-) -> tuple[Tensor, Tensor]:
-    """``||F - Y Y^T||^2`` of each representation and ``||F||^2``, over all pairs, in one walk over F.
+    kernel: Kernel, x: Tensor, representations: Sequence[Tensor], tiles: Iterable[Tile] | None = None
+) -> Tensor:
+    """``||F||^2`` and ``||F - Y Y^T||^2`` of each representation, over all pairs, in one walk over F.
 
-    F is walked in tiles and half of it by symmetry; both sums are float64, and no more than a tile is held.
+    F is walked in tiles and half of it by symmetry; the sums are float64, and no more than two tiles are held.
 
     Args:
         kernel: The similarity.
         x: Inputs (samples, m).
         representations: Any number of Y (samples, n), each with its own n.
-        tile: Rows and columns of a tile.
+        tiles: The tiles to walk, all of :func:`symmetric_tiles` unless given; processes may share them, and add up
+            what they get.
 
     Returns:
-        Squared errors (number of representations,) and the squared norm of F, float64.
+        The sums (1 + number of representations,), float64.
     """
-    errors = torch.zeros(len(representations), dtype=torch.float64, device=x.device)
-    norm = torch.zeros((), dtype=torch.float64, device=x.device)
-    samples = len(x)
+    sums = torch.zeros(1 + len(representations), dtype=torch.float64, device=x.device)
     with full_precision(x.device):
-        for top in range(0, samples, tile):
-            rows = slice(top, top + tile)
-            for left in range(top, samples, tile):
-                columns = slice(left, left + tile)
-                weight = 1 if left == top else 2
-                F = kernel(x[rows], x[columns])  # (tile, tile)
-                norm += weight * _sum_of_squares(F)
-                for index, y in enumerate(representations):
-                    difference = torch.addmm(F, y[rows], y[columns].mT, alpha=-1)
-                    errors[index] += weight * _sum_of_squares(difference)
-    return errors, norm
+        for rows, columns, weight in symmetric_tiles(len(x)) if tiles is None else tiles:
+            F = kernel(x[rows], x[columns])  # (tile, tile)
+            sums[0] += weight * _sum_of_squares(F)
+            for index, y in enumerate(representations, start=1):
+                is_last = index == len(representations)
+                difference = torch.addmm(F, y[rows], y[columns].mT, alpha=-1, out=F if is_last else None)
+                sums[index] += weight * _sum_of_squares(difference)
+    return sums
 
 
 def _sum_of_squares(matrix: Tensor) -> Tensor:
-    # One pass in the matrix's own dtype a row, the rows together in float64: as exact as needed, and no float64 copy.
+    # A row in the matrix's own dtype, the rows together in float64: as exact as needed, and no float64 copy.
     norms: Tensor = torch.linalg.vector_norm(matrix, dim=1)
     return norms.double().square().sum()
+
+
+def nrmse_from_sums(sums: Tensor) -> Tensor:
+    """Errors (number of representations,) from what :func:`kernel_squared_errors` gives."""
+    return (sums[1:] / sums[0]).sqrt()
 
 
 def kernel_nrmse(kernel: Kernel, x: Tensor, *representations: Tensor, tile: int = _TILE) -> Tensor:
@@ -73,22 +83,36 @@ def kernel_nrmse(kernel: Kernel, x: Tensor, *representations: Tensor, tile: int 
         >>> kernel_nrmse(LinearKernel(), x, x, torch.zeros(2, 1))
         tensor([0., 1.], dtype=torch.float64)
     """
+    _check(x, representations)
+    return nrmse_from_sums(kernel_squared_errors(kernel, x, representations, symmetric_tiles(len(x), tile)))
+
+
+def _check(x: Tensor, representations: Sequence[Tensor]) -> None:
     if len(x) == 0 or not representations:
         raise ValueError("The kernel error needs at least one sample and one representation.")
     for y in representations:
         if len(y) != len(x):
             raise ValueError(f"There are {len(x)} inputs but {len(y)} representations.")
-    errors, norm = kernel_squared_errors(kernel, x, representations, tile=tile)
-    return (errors / norm).sqrt()
+
+
+def random_subset(count: int, most: int | None, seed: int = 0) -> Tensor:
+    """Sorted indices of at most ``most`` of ``count`` samples, drawn from a random stream of its own."""
+    if most is None or count <= most:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values
 
 
 class KernelNRMSE(Metric):
-    """:func:`kernel_nrmse` of the points seen, gathered over batches and processes.
+    """:func:`kernel_nrmse` of the points seen, gathered over batches and processes, which then share the walk over F.
 
     Args:
         kernel: The similarity.
-        max_points: Points to keep at most, evenly over all that were seen; all unless given.
+        num_representations: How many representations of each point are scored.
+        max_points: Points to compare at most, a random subset that is always the same; all unless given.
         kwargs: Passed to :class:`torchmetrics.Metric`.
+
+    Raises:
+        ValueError: If a number is below 1.
 
     Example:
         >>> from ksm_lightning.kernels import LinearKernel
@@ -101,27 +125,46 @@ class KernelNRMSE(Metric):
     is_differentiable = False
     higher_is_better = False
     full_state_update = False
-    x: list[Tensor]
-    y: list[Tensor]
 
-    def __init__(self, kernel: Kernel, max_points: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, kernel: Kernel, num_representations: int = 1, max_points: int | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        if max_points is not None and max_points < 1:
-            raise ValueError(f"`max_points` must be at least 1, got {max_points}.")
+        if num_representations < 1 or (max_points is not None and max_points < 1):
+            raise ValueError(
+                "`num_representations` and `max_points` must be at least 1, got "
+                f"{num_representations} and {max_points}."
+            )
         self.kernel = kernel
         self.max_points = max_points
-        self.add_state("x", default=[], dist_reduce_fx="cat")
-        self.add_state("y", default=[], dist_reduce_fx="cat")
+        self._names = ["x", *(f"y_{index}" for index in range(num_representations))]
+        for name in self._names:
+            self.add_state(name, default=[], dist_reduce_fx="cat")
 
-    def update(self, x: Tensor, y: Tensor) -> None:
+    def update(self, x: Tensor, *representations: Tensor) -> None:
         """Add inputs (batch, m) and their representations (batch, n)."""
-        self.x.append(x)
-        self.y.append(y)
+        if len(representations) != len(self._names) - 1:
+            raise ValueError(f"Expected {len(self._names) - 1} representations, got {len(representations)}.")
+        for name, value in zip(self._names, (x, *representations), strict=True):
+            getattr(self, name).append(value)
 
     def compute(self) -> Tensor:
-        """The error over all pairs of the points kept, float64."""
-        x, y = (state if isinstance(state, Tensor) else torch.cat(state) for state in (self.x, self.y))
+        """The error over all pairs of the points kept, float64; (num_representations,) if there are several."""
+        states = [getattr(self, name) for name in self._names]
+        x, *representations = (state if isinstance(state, Tensor) else torch.cat(state) for state in states)
         if self.max_points is not None and len(x) > self.max_points:
-            chosen = torch.arange(self.max_points, device=x.device) * len(x) // self.max_points
-            x, y = x[chosen], y[chosen]
-        return kernel_nrmse(self.kernel, x, y)[0]
+            chosen = random_subset(len(x), self.max_points).to(x.device)
+            x, representations = x[chosen], [y[chosen] for y in representations]
+        _check(x, representations)
+        tiles = list(symmetric_tiles(len(x)))
+        if self._is_synced:  # every process has all points now, and walks over its share of F
+            import torch.distributed as dist
+
+            sums = kernel_squared_errors(
+                self.kernel, x, representations, tiles[dist.get_rank() :: dist.get_world_size()]
+            )
+            dist.all_reduce(sums)
+        else:
+            sums = kernel_squared_errors(self.kernel, x, representations, tiles)
+        errors = nrmse_from_sums(sums)
+        return errors[0] if len(representations) == 1 else errors

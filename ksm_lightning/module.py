@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 import lightning as L
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
@@ -137,6 +138,17 @@ class KernelSimilarityMatching(L.LightningModule):
                 f"got {self.trainer.precision}."
             )
 
+    def on_train_end(self) -> None:
+        """Write hyper-parameters beside the final scores, for TensorBoard's hparams tab."""
+        scores = {
+            f"final/{name.partition('/')[2]}": float(self.trainer.callback_metrics[name])
+            for name in ("val/kernel_nrmse", "test/probe_accuracy", "val/energy")
+            if name in self.trainer.callback_metrics
+        }
+        for logger in self.trainer.loggers:
+            if isinstance(logger, TensorBoardLogger) and scores:
+                logger.log_hyperparams(dict(self.hparams), scores)
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One SGD with the groups W, q and L, so that ``global_step`` counts updates."""
         network = self.network
@@ -266,6 +278,10 @@ class KernelSimilarityMatching(L.LightningModule):
         y: Tensor = self.network(x)
         return y
 
+    def features(self, x: Tensor, block: int = 8192) -> Tensor:
+        """Responses to any number of inputs (samples, m), a block at a time."""
+        return torch.cat([self.forward(part) for part in torch.split(x, block)])
+
     def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Responses to a block of points; logs their energy."""
         return self._evaluation_step(batch, "val")
@@ -286,6 +302,9 @@ class KernelSimilarityMatching(L.LightningModule):
             network.kernel(x, network.W), y, network.kernel.diag(network.W), network.q, network.L, network.ridge
         )
         self.log(f"{stage}/energy", terms.total.to(y.dtype), batch_size=len(x), sync_dist=True)
+        if self.trainer.state.fn == "fit":
+            # The name that Lightning's loggers take for the x axis, which would count blocks of updates otherwise.
+            self.log("step", float(self.global_step), batch_size=len(x))
         return y
 
 

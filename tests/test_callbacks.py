@@ -63,14 +63,16 @@ def test_figures_go_to_files_and_to_tensorboard(tmp_path):
     names = {path.name for path in (tmp_path / "run" / "figures").iterdir()}
     tuned = {name for name in names if re.fullmatch(r"tuning_\d\.png", name)}
     assert len(tuned) == 2
-    assert names - tuned == {"overview.png", "features.png", "similarities.png", "spectra.png", "energy.png"}
+    panels = {"overview", "features", "similarities", "spectra", "responses", "energy"}
+    assert names - tuned == {f"{panel}.png" for panel in panels}
     for name in names:
         picture = imread(tmp_path / "run" / "figures" / name)[..., :3]
         assert picture.shape[0] > 300
         assert picture.std() > 0.05  # something is drawn
-    events = EventAccumulator(str(tmp_path / "run"), size_guidance={"images": 0}).Reload()
+    events = EventAccumulator(str(tmp_path / "run"), size_guidance={"images": 0, "histograms": 0}).Reload()
     assert [image.step for image in events.Images("figures/overview")] == [20, 40, 50]
     assert [image.step for image in events.Images("figures/energy")] == [50]
+    assert [event.step for event in events.Histograms("responses")] == [20, 40, 50]
     assert [event.step for event in events.Scalars("train/energy")] == list(range(5, 51, 5))
 
 
@@ -79,6 +81,7 @@ def test_image_data_gets_a_grid_of_features(tmp_path):
     module = model(in_features=64, kernel="power_cosine", kernel_params={"alpha": 3}, phases=[Phase(5)])
     trainer([Figures(max_points=100)], logger).fit(module, datamodule=DigitsDataModule(seed=0))
     assert (tmp_path / "run" / "figures" / "weights.png").is_file()
+    assert (tmp_path / "run" / "figures" / "linearised.png").is_file()
 
 
 def test_the_energy_curve_survives_a_restart():

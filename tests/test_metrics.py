@@ -5,7 +5,7 @@ import torch
 
 import references
 from ksm_lightning.kernels import GaussianKernel, LinearKernel
-from ksm_lightning.metrics import KernelNRMSE, kernel_nrmse
+from ksm_lightning.metrics import KernelNRMSE, kernel_nrmse, kernel_squared_errors, random_subset, symmetric_tiles
 
 
 @pytest.mark.parametrize("tile", [1, 7, 32, 100])
@@ -42,11 +42,57 @@ def test_metric_over_batches_equals_the_function():
     assert metric.compute().item() == pytest.approx(kernel_nrmse(kernel, x[:8], y[:8]).item(), rel=1e-12)
 
 
-def test_a_subset_is_spread_evenly():
+def test_a_subset_is_random_and_always_the_same():
     kernel, x, y = GaussianKernel(0.5), torch.randn(40, 2), torch.randn(40, 3)
+    chosen = random_subset(40, 10)
+    assert len(chosen.unique()) == 10
+    assert torch.equal(chosen, random_subset(40, 10))
+    assert not torch.equal(chosen, random_subset(40, 10, seed=1))
+    assert torch.equal(random_subset(5, 10), torch.arange(5))
     metric = KernelNRMSE(kernel, max_points=10)
     metric.update(x, y)
-    assert metric.compute().item() == pytest.approx(kernel_nrmse(kernel, x[::4], y[::4]).item(), rel=1e-12)
+    assert metric.compute().item() == pytest.approx(kernel_nrmse(kernel, x[chosen], y[chosen]).item(), rel=1e-12)
+
+
+def test_choosing_a_subset_leaves_the_global_random_stream_alone():
+    before = torch.get_rng_state()
+    random_subset(40, 10)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_several_representations_share_one_walk():
+    calls = []
+
+    class Counting(GaussianKernel):
+        def gram(self, u, v):
+            calls.append(None)
+            return super().gram(u, v)
+
+    x, y, z = torch.randn(20, 2), torch.randn(20, 3), torch.randn(20, 5)
+    metric = KernelNRMSE(Counting(0.5), num_representations=2)
+    metric.update(x[:12], y[:12], z[:12])
+    metric.update(x[12:], y[12:], z[12:])
+    both = metric.compute()
+    assert len(calls) == 1
+    assert both.tolist() == pytest.approx(
+        [kernel_nrmse(GaussianKernel(0.5), x, part).item() for part in (y, z)], rel=1e-12
+    )
+    with pytest.raises(ValueError, match="Expected 2 representations, got 1"):
+        metric.update(x, y)
+
+
+def test_shares_of_the_tiles_add_up_to_the_whole():
+    kernel, x, y = GaussianKernel(0.5), torch.randn(50, 2), torch.randn(50, 3)
+    tiles = list(symmetric_tiles(50, 8))
+    whole = kernel_squared_errors(kernel, x, [y], tiles)
+    shares = [kernel_squared_errors(kernel, x, [y], tiles[rank::3]) for rank in range(3)]
+    assert sum(shares).tolist() == pytest.approx(whole.tolist(), rel=1e-12)
+    covered = torch.zeros(50, 50)
+    for rows, columns, weight in tiles:
+        covered[rows, columns] += 1
+        if weight == 2:
+            covered[columns, rows] += 1
+    assert covered.eq(1).all()
 
 
 @pytest.mark.parametrize(

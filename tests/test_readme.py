@@ -44,6 +44,8 @@ def test_imports_point_downward():
         "network",
         "schedule",
         "metrics",
+        "probe",
+        "clustering",
         "checkpoint",
         "data",
         "module",

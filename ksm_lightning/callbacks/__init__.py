@@ -1,9 +1,18 @@
-"""Kernel error, figures, checkpoints, progress and feature files."""
+"""Kernel error, probes, figures, checkpoints, progress and feature files."""
 
 from ksm_lightning.callbacks.checkpoint import UpdateCheckpoint
 from ksm_lightning.callbacks.features import FeatureWriter
 from ksm_lightning.callbacks.figures import Figures
 from ksm_lightning.callbacks.kernel_error import KernelError
+from ksm_lightning.callbacks.probes import KMeansProbe, LinearProbe
 from ksm_lightning.callbacks.progress import UpdateProgressBar
 
-__all__ = ["FeatureWriter", "Figures", "KernelError", "UpdateCheckpoint", "UpdateProgressBar"]
+__all__ = [
+    "FeatureWriter",
+    "Figures",
+    "KMeansProbe",
+    "KernelError",
+    "LinearProbe",
+    "UpdateCheckpoint",
+    "UpdateProgressBar",
+]

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ksm_lightning import functional
 from ksm_lightning.data import KSMDataModule
-from ksm_lightning.metrics import kernel_nrmse
+from ksm_lightning.functional import linearised_responses
+from ksm_lightning.metrics import kernel_nrmse, random_subset
 from ksm_lightning.module import KernelSimilarityMatching
 
 Panel = Callable[[Any], None]
@@ -24,7 +25,8 @@ Panel = Callable[[Any], None]
 
 class Figures(Callback):
     """Draws the data with the learned features, the tuning of a few neurons, input against output similarities, the
-    spectra of both, and the energy over time.
+    spectra of both, the distribution of responses, and the energy over time; for images also the features and the
+    linearised responses as images.
 
     At the end of a run the figures go to TensorBoard and, as PNG, to ``figures/`` in the run folder; on the way their
     overview goes to TensorBoard.
@@ -80,22 +82,28 @@ class Figures(Callback):
         writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if folder is None and not writers:
             return
-        for name, pixels in self._figures(data, pl_module, only_overview=not to_files).items():
+        points = data.evaluation_points("val")
+        x = points.take(random_subset(len(points), self.max_points).to(points.device))
+        computed = figure_data(pl_module, x.to(pl_module.network.W))
+        for writer in writers:
+            writer.add_histogram("responses", computed["y"], trainer.global_step)
+        for name, pixels in self._figures(computed, data, pl_module, only_overview=not to_files).items():
             for writer in writers:
                 writer.add_image(f"figures/{name}", pixels, trainer.global_step, dataformats="HWC")
             if folder is not None:
                 save_png(pixels, folder / f"{name}.png")
 
     def _figures(
-        self, data: KSMDataModule, model: KernelSimilarityMatching, *, only_overview: bool
+        self,
+        computed: dict[str, np.ndarray],
+        data: KSMDataModule,
+        model: KernelSimilarityMatching,
+        *,
+        only_overview: bool,
     ) -> dict[str, np.ndarray]:
         # Matplotlib takes a good part of a second to import, and most processes never draw.
         from ksm_lightning import figures
 
-        points = data.train_points
-        chosen = torch.arange(min(self.max_points, len(points))) * max(len(points) // self.max_points, 1)
-        x = points.take(chosen.to(points.device)).to(model.network.W)
-        computed = figure_data(model, x)
         W, y, features = computed["W"], computed["y"], computed["x"]
         plane = figures.Plane(features)
         neurons = figures.choose_neurons(W, y, self.num_neurons)
@@ -119,6 +127,7 @@ class Figures(Callback):
         panels["spectra"] = lambda axes: figures.spectra_panel(
             axes, computed["input_spectrum"], computed["output_spectrum"]
         )
+        panels["responses"] = lambda axes: figures.responses_panel(axes, y)
         panels["energy"] = lambda axes: figures.energy_panel(axes, self._updates, self._energies, ends)
 
         overview = figures.new_figure(14, 7.4)
@@ -130,6 +139,7 @@ class Figures(Callback):
             drawn |= {name: figures.draw(panel) for name, panel in panels.items()}
         if data.image_shape is not None and not only_overview:
             drawn["weights"] = figures.image_grid(W, data.image_shape, "Learned features $w_i$")
+            drawn["linearised"] = figures.image_grid(computed["linearised"], data.image_shape, "Linearised responses")
         return {name: figures.render(figure) for name, figure in drawn.items()}
 
 
@@ -160,6 +170,7 @@ def figure_data(model: KernelSimilarityMatching, x: Tensor, pairs: int = 500) ->
         "y": y,
         "f": kernel(x[few], x[few]),
         "output": y[few] @ y[few].mT,
+        "linearised": linearised_responses(x, y),
         "nrmse": kernel_nrmse(kernel, x, y)[0],
         "input_spectrum": torch.linalg.eigvalsh(kernel(x[spectrum], x[spectrum]).double()).flip(0),
         "output_spectrum": torch.linalg.svdvals(y[spectrum].double()).square(),

@@ -1,65 +1,55 @@
 """The kernel's NRMSE over the evaluated points, on the device."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import lightning as L
-from lightning.pytorch import Callback
-from torch import Tensor
+import torch
+from tqdm import tqdm
 
-from ksm_lightning.metrics import KernelNRMSE
-from ksm_lightning.module import KernelSimilarityMatching, inputs_of
+from ksm_lightning.callbacks.evaluation import Evaluation, progress
+from ksm_lightning.data import KSMDataModule
+from ksm_lightning.metrics import Tile, kernel_squared_errors, nrmse_from_sums, random_subset, symmetric_tiles
+from ksm_lightning.module import KernelSimilarityMatching
 
 
-class KernelError(Callback):
-    """Logs ``val/kernel_nrmse`` (and ``test/kernel_nrmse``): ``||F - Y Y^T||_F / ||F||_F`` over all pairs of points.
+class KernelError(Evaluation):
+    """Logs ``val/kernel_nrmse`` and ``test/kernel_nrmse``: ``||F - Y Y^T||_F / ||F||_F`` over all pairs of points.
 
-    How often is said by the data's ``updates_per_epoch``.
+    ``val`` is over the training points, for which the approximation is made, ``test`` over the test points. Several
+    processes share the walk over F.
 
     Args:
-        max_points: Points to compare at most, evenly over the data; the cost grows with their square.
+        max_points: Points to compare at most, a random subset that is always the same; the cost grows with its square.
+        min_updates_between: During training, validations are skipped until so many updates have passed since the last
+            evaluation; the end of the run never is.
 
     Raises:
-        ValueError: If ``max_points`` is below 1.
+        ValueError: If a number is impossible.
     """
 
-    def __init__(self, max_points: int = 10_000) -> None:
+    def __init__(self, max_points: int = 10_000, min_updates_between: int = 0) -> None:
+        super().__init__(min_updates_between)
         if max_points < 1:
             raise ValueError(f"`max_points` must be at least 1, got {max_points}.")
         self.max_points = max_points
-        self._metric: KernelNRMSE | None = None
 
-    def _start(self, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, KernelSimilarityMatching)
-        self._metric = KernelNRMSE(pl_module.network.kernel, self.max_points).to(pl_module.device)
+    def evaluate(
+        self, trainer: L.Trainer, model: KernelSimilarityMatching, data: KSMDataModule, stage: str
+    ) -> dict[str, float]:
+        points = data.evaluation_points(stage)
+        x = points.take(random_subset(len(points), self.max_points).to(points.device)).to(model.network.W)
+        y = model.features(x)
+        tiles = list(symmetric_tiles(len(x)))[trainer.global_rank :: trainer.world_size]
+        with progress(trainer, len(tiles), "Kernel error") as bar:
+            sums = kernel_squared_errors(model.network.kernel, x, [y], _counted(tiles, bar))
+        if trainer.world_size > 1:
+            sums = trainer.strategy.reduce(sums, reduce_op="sum")
+        assert isinstance(sums, torch.Tensor)
+        return {f"{stage}/kernel_nrmse": float(nrmse_from_sums(sums)[0])}
 
-    def _add(self, y: Any, batch: Any) -> None:
-        if self._metric is not None and isinstance(y, Tensor):
-            self._metric.update(inputs_of(batch).to(y.dtype), y)
 
-    def _finish(self, pl_module: L.LightningModule, name: str) -> None:
-        if self._metric is not None:
-            # The metric has gathered all ranks already, so every rank logs the same number.
-            pl_module.log(name, self._metric.compute(), prog_bar=True, rank_zero_only=False)
-        self._metric = None
-
-    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._start(pl_module)
-
-    def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        self._add(outputs, batch)
-
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._finish(pl_module, "val/kernel_nrmse")
-
-    def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._start(pl_module)
-
-    def on_test_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        self._add(outputs, batch)
-
-    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._finish(pl_module, "test/kernel_nrmse")
+def _counted(tiles: Iterable[Tile], bar: "tqdm[Any]") -> Iterator[Tile]:
+    for tile in tiles:
+        yield tile
+        bar.update()

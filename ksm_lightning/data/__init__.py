@@ -4,12 +4,14 @@ from ksm_lightning.data.array import ArrayDataModule
 from ksm_lightning.data.base import Dataset, KSMDataModule
 from ksm_lightning.data.batches import BatchSource, Blocks, UpdateBlock, draw_indices
 from ksm_lightning.data.builtin import DigitsDataModule, HalfMoonsDataModule
+from ksm_lightning.data.mnist import CroppedMNISTDataModule
 from ksm_lightning.data.points import Points, Standardisation
 
 __all__ = [
     "ArrayDataModule",
     "BatchSource",
     "Blocks",
+    "CroppedMNISTDataModule",
     "Dataset",
     "DigitsDataModule",
     "HalfMoonsDataModule",

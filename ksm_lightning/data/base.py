@@ -160,6 +160,39 @@ class KSMDataModule(L.LightningDataModule):
         """The same points as for test."""
         return self.test_dataloader()
 
+    def evaluation_points(self, stage: str) -> Points:
+        """The points that are scored, on the device: the test points in ``test``, if there are any, else training's."""
+        is_test = stage == "test" and self.test_points is not None
+        return self._on_device(self.test_points if is_test and self.test_points is not None else self.train_points)
+
+    def evaluation_labels(self, stage: str) -> Tensor | None:
+        """Labels of :meth:`evaluation_points`, if there are any."""
+        return self.test_labels if stage == "test" and self.test_points is not None else self.train_labels
+
+    def probe_indices(self) -> dict[str, Tensor]:
+        """Which training points train a probe and which select its penalty: four fifths and the rest, at random."""
+        count = len(self.train_points)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+        return {"train": order[: count * 4 // 5], "validation": order[count * 4 // 5 :]}
+
+    def probe_sets(self) -> dict[str, tuple[Tensor, Tensor]] | None:
+        """Inputs and labels to ``train`` a probe, for ``validation`` of its penalty and to ``test`` it; on the device.
+
+        The test set is that of validation where the data has no test points; None without labels.
+        """
+        points = self._on_device(self.train_points)
+        if self.train_labels is None:
+            return None
+        sets = {
+            name: (points.take(chosen.to(points.device)), self.train_labels[chosen])
+            for name, chosen in self.probe_indices().items()
+        }
+        sets["test"] = sets["validation"]
+        if self.test_points is not None and self.test_labels is not None:
+            test = self._on_device(self.test_points)
+            sets["test"] = (test.slice(0, len(test)), self.test_labels)
+        return sets
+
     def _blocks(self, points: Points, labels: Tensor | None) -> Blocks:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         return Blocks(self._on_device(points), labels, self.eval_batch_size, rank=rank, world_size=world_size)

@@ -1,0 +1,163 @@
+"""The linear probe and KMeans against scikit-learn and problems with known answers."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.cluster import KMeans
+from sklearn.linear_model import LogisticRegression
+
+from ksm_lightning.clustering import kmeans, matched_accuracy
+from ksm_lightning.probe import PENALTIES, draw_labelled, fit_softmax, linear_probe
+
+
+def problem(seeds=2, samples=400, features=30, classes=5, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    spread = torch.logspace(0.5, -1.5, features)
+    x = 3 + torch.randn(seeds, samples, features, generator=g) * spread
+    truth = torch.randn(features, classes, generator=g)
+    noise = torch.randn(seeds, samples, classes, generator=g)
+    return x, ((x - 3) @ truth + noise).argmax(-1)
+
+
+def loss(W, b, x, labels, penalty):
+    logits = x.double() @ W.double() + b.double()
+    return (torch.nn.functional.cross_entropy(logits, labels) + penalty / 2 * W.double().square().sum()).item()
+
+
+@pytest.mark.parametrize("samples", [400, 20])
+def test_every_problem_of_the_grid_reaches_the_minimum_of_scikit_learn(samples):
+    x, labels = problem(samples=samples)
+    found = fit_softmax(x, labels, PENALTIES, 5)
+    for s in range(2):
+        for index, penalty in enumerate(PENALTIES):
+            if len(labels[s].unique()) < 5:
+                continue
+            reference = LogisticRegression(C=1 / (penalty * samples), solver="newton-cholesky", tol=1e-10)
+            reference.fit(x[s].double().numpy(), labels[s].numpy())
+            least = loss(torch.tensor(reference.coef_.T), torch.tensor(reference.intercept_), x[s], labels[s], penalty)
+            assert loss(found.W[s, index], found.b[s, index], x[s], labels[s], penalty) <= least * (1 + 1e-4)
+
+
+def test_double_precision_reaches_the_minimiser_itself():
+    x, labels = problem(seeds=1)
+    found = fit_softmax(x.double(), labels, [0.01], 5, tolerance=1e-14)
+    reference = LogisticRegression(C=1 / (0.01 * 400), solver="newton-cholesky", tol=1e-12).fit(
+        x[0].double().numpy(), labels[0]
+    )
+    np.testing.assert_allclose(found.W[0, 0].numpy(), reference.coef_.T, atol=1e-5)
+
+
+def test_seeds_and_penalties_do_not_influence_each_other():
+    x, labels = problem(seeds=3)
+    together = fit_softmax(x, labels, [1e-3, 1e-1], 5)
+    alone = fit_softmax(x[1:2], labels[1:2], [1e-1], 5)
+    torch.testing.assert_close(together.W[1, 1], alone.W[0, 0], rtol=1e-2, atol=1e-3)
+
+
+def test_a_constant_feature_and_a_shift_change_nothing():
+    x, labels = problem(seeds=1)
+    plain = fit_softmax(x, labels, [1e-2], 5)
+    padded = fit_softmax(torch.cat([x + 10, torch.full((1, 400, 1), 7.0)], dim=2), labels, [1e-2], 5)
+    torch.testing.assert_close(padded.W[0, 0, :-1], plain.W[0, 0], rtol=1e-2, atol=1e-3)
+    assert padded.W[0, 0, -1].abs().max() < 1e-3
+
+
+def test_it_works_under_inference_mode_and_leaves_the_random_stream_alone():
+    x, labels = problem(seeds=1)
+    before = torch.get_rng_state()
+    with torch.inference_mode():
+        found = linear_probe((x[0], labels[0]), (x[0], labels[0]), (x[0], labels[0]), per_class=10)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert 0.4 < found.accuracy <= 1
+
+
+def test_four_points_placed_by_hand():
+    x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [5.0, 0.0], [5.0, 1.0]])
+    labels = torch.tensor([3, 3, 9, 9])  # labels need not count from 0
+    far = (torch.tensor([[-1.0, 0.5], [6.0, 0.5]]), torch.tensor([3, 9]))
+    found = linear_probe((x, labels), far, (far[0], torch.tensor([3, 3])), per_class=2, seeds=[0])
+    assert found.validation_accuracy == 1
+    assert found.train_accuracy == 1
+    assert found.accuracy == 0.5
+
+
+def test_the_papers_selection_reports_the_set_that_it_selects_on():
+    x, labels = problem(seeds=2)
+    train, validation, test = (x[0], labels[0]), (x[1][:200], labels[1][:200]), (x[1][200:], labels[1][200:])
+    paper = linear_probe(train, validation, selection="paper", per_class=20)
+    honest = linear_probe(train, validation, test, per_class=20)
+    assert paper.accuracy == paper.validation_accuracy == honest.validation_accuracy
+    assert paper.penalty == honest.penalty
+    assert honest.accuracy != honest.validation_accuracy
+
+
+def test_features_are_made_of_the_samples_that_need_them():
+    x, labels = problem(seeds=1)
+    seen = []
+
+    def encode(part):
+        seen.append(len(part))
+        return part * 2
+
+    linear_probe((x[0], labels[0]), (x[0][:50], labels[0][:50]), (x[0][:60], labels[0][:60]), per_class=4, seeds=[0, 1],
+                 encode=encode)  # fmt: skip
+    assert sorted(seen) == [40, 50, 60]
+
+
+def test_draws_are_balanced_different_and_repeatable():
+    labels = torch.randint(0, 4, (1000,))
+    first = draw_labelled(labels, 7, seed=1)
+    assert torch.bincount(labels[first]).tolist() == [7, 7, 7, 7]
+    assert len(first.unique()) == 28
+    assert torch.equal(first, draw_labelled(labels, 7, seed=1))
+    assert not torch.equal(first, draw_labelled(labels, 7, seed=2))
+    assert len(draw_labelled(labels, 0, seed=1)) == 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"selection": "luck"}, "`selection` must be"),
+        ({"test": None}, "needs test samples"),
+        ({"per_class": 1000}, r"has \d+ labelled samples, but 1000 were asked for"),
+    ],
+)
+def test_impossible_probes_are_refused(options, message):
+    x, labels = problem(seeds=1)
+    part = (x[0], labels[0])
+    with pytest.raises(ValueError, match=message):
+        linear_probe(part, part, options.pop("test", part), **options)
+
+
+# ---------------------------------------------------------------------- KMeans
+
+
+def test_kmeans_finds_the_energy_of_scikit_learn():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 4, generator=g) + 4 * torch.randn(6, 4, generator=g)[torch.arange(300) % 6]
+    ours = kmeans(x, 6, starts=50)
+    reference = KMeans(6, n_init=50, random_state=0).fit(x.numpy())
+    assert ours.energy == pytest.approx(reference.inertia_, rel=1e-3)
+    assert matched_accuracy(ours.assignment, torch.tensor(reference.labels_).long()) > 0.99
+
+
+def test_kmeans_of_separate_clusters_is_exact_far_from_the_origin():
+    centres = 1000 + torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+    labels = torch.arange(90) % 3
+    x = centres[labels] + 0.1 * torch.randn(90, 2)
+    found = kmeans(x, 3, starts=20)
+    assert matched_accuracy(found.assignment, labels) == 1
+    expected = torch.stack([x[labels == i].mean(0) for i in range(3)])
+    assert torch.cdist(found.centres, expected).min(1).values.max() < 1e-2
+
+
+def test_as_many_clusters_as_samples_have_no_energy():
+    x = torch.randn(5, 2)
+    assert kmeans(x, 5).energy == pytest.approx(0, abs=1e-5)
+    with pytest.raises(ValueError, match="between 1 and 5 clusters"):
+        kmeans(x, 6)
+
+
+def test_matching_takes_the_best_assignment_of_clusters_to_labels():
+    assert matched_accuracy(torch.tensor([2, 2, 0, 0, 1]), torch.tensor([0, 0, 1, 1, 2])) == 1.0
+    assert matched_accuracy(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 1, 2])) == 0.5
