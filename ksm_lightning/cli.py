@@ -209,13 +209,13 @@ class KSMCLI(LightningCLI):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _print_summary(self) -> None:
+        folder = self.trainer.log_dir  # asks the first rank, so that every rank has to ask
         if not self.trainer.is_global_zero:
             return
         error = self.trainer.callback_metrics.get("val/kernel_nrmse")
         lines = [f"Trained for {self.trainer.global_step:,} updates."]
         if error is not None:
             lines.append(f"Final kernel NRMSE: {float(error):.4f}")
-        folder = self.trainer.log_dir
         if folder and Path(folder).is_dir():
             lines += [f"Run folder:   {folder}", f"Figures:      {folder}/figures"]
             if (Path(folder) / "checkpoints").is_dir():

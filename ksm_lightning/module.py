@@ -93,9 +93,13 @@ class KernelSimilarityMatching(L.LightningModule):
         self.has_updated = False
         self.apply_schedule(0)
 
-    def _make_network(self, in_features: int, init: Initialiser) -> KSMNetwork:
+    def _make_network(
+        self, in_features: int, init: Initialiser, generator: torch.Generator | None = None
+    ) -> KSMNetwork:
         hparams = self.hparams
-        return KSMNetwork(self.kernel, in_features, hparams["num_neurons"], hparams["ridge"], init, hparams["solver"])
+        return KSMNetwork(
+            self.kernel, in_features, hparams["num_neurons"], hparams["ridge"], init, hparams["solver"], generator
+        )
 
     # ------------------------------------------------------------------ life of a run
 
@@ -119,16 +123,20 @@ class KernelSimilarityMatching(L.LightningModule):
                 "Only a datamodule of ksm_lightning can tell the model its input size and starting points: "
                 "give `in_features` and `init='normal'`, or use ArrayDataModule."
             )
-        init = DataInit(self._candidates(data)) if self.hparams["init"] == "data" else None
-        self.network = self._make_network(data.in_features, init or NormalInit(self.hparams["init_scale"]))
+        # A stream of its own from the seed of the run: how far the global one has come depends on the strategy.
+        generator = torch.Generator().manual_seed(torch.initial_seed())
+        init: Initialiser = NormalInit(self.hparams["init_scale"])
+        if self.hparams["init"] == "data":
+            init = DataInit(self._candidates(data, generator))
+        self.network = self._make_network(data.in_features, init, generator)
         self.hparams["in_features"] = data.in_features
         self._knows_features, self._awaits_data = True, False
         self.apply_schedule(self.trainer.global_step)
 
-    def _candidates(self, data: KSMDataModule) -> Tensor:
+    def _candidates(self, data: KSMDataModule, generator: torch.Generator) -> Tensor:
         points = data.train_points
         count = min(len(points), _CANDIDATES_PER_NEURON * int(self.hparams["num_neurons"]))
-        return points.take(torch.randperm(len(points))[:count])
+        return points.take(torch.randperm(len(points), generator=generator)[:count])
 
     def on_fit_start(self) -> None:
         """Refuse precisions that the update cannot have."""

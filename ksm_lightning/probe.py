@@ -49,7 +49,7 @@ def fit_softmax(
     penalties: Sequence[float],
     num_classes: int,
     *,
-    tolerance: float = 1e-5,
+    tolerance: float = 1e-6,
     max_iterations: int = 1000,
 ) -> Classifiers:
     """Minimise ``<cross-entropy> + penalty/2 |W|^2`` from zero for every data set and penalty at once.

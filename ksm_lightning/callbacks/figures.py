@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from ksm_lightning import functional
@@ -73,12 +72,14 @@ class Figures(Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._draw(trainer, pl_module, to_files=True)
 
-    @rank_zero_only
     def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, *, to_files: bool) -> None:
         data = getattr(trainer, "datamodule", None)
         if not isinstance(data, KSMDataModule) or not isinstance(pl_module, KernelSimilarityMatching):
             return
-        folder = Path(trainer.log_dir) / "figures" if to_files and trainer.log_dir else None
+        log_dir = trainer.log_dir  # asks the first rank, so that every rank has to ask
+        if not trainer.is_global_zero:
+            return
+        folder = Path(log_dir) / "figures" if to_files and log_dir else None
         writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if folder is None and not writers:
             return

@@ -1,0 +1,54 @@
+"""One training of a few updates on some processes; run by test_distributed, never by pytest itself.
+
+``python ddp_run.py FOLDER DEVICES BATCH_SIZE UPDATES [CKPT]`` writes each rank's weights and what it logged.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import lightning
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+
+from ksm_lightning.callbacks import Figures, KernelError, KMeansProbe, LinearProbe, UpdateCheckpoint
+from ksm_lightning.data import HalfMoonsDataModule
+from ksm_lightning.metrics import KernelNRMSE
+from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.run_folder import RunFolder
+from ksm_lightning.schedule import Phase
+
+
+def main(folder: str, devices: int, batch_size: int, updates: int, ckpt: str | None = None) -> None:
+    torch.set_num_threads(1)
+    lightning.seed_everything(5)
+    model = KernelSimilarityMatching(num_neurons=8, kernel_params={"sigma": 0.3}, phases=[Phase(10_000)])
+    data = HalfMoonsDataModule(num_points=300, batch_size=batch_size, updates_per_epoch=25, eval_batch_size=64)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=devices,
+        strategy=DDPStrategy(process_group_backend="gloo") if devices > 1 else "auto",
+        max_epochs=-1,
+        max_steps=updates,
+        num_sanity_val_steps=0,
+        logger=RunFolder(folder, "run", version=f"of_{updates}"),
+        log_every_n_steps=5,
+        enable_progress_bar=False,
+        callbacks=[
+            KernelError(), LinearProbe(labels_per_class=20), KMeansProbe(starts=2),
+            Figures(num_neurons=1), UpdateCheckpoint(every_n_updates=20),
+        ],
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data, ckpt_path=ckpt, weights_only=True)
+    torch.save(model.state_dict(), Path(folder) / f"rank_{trainer.global_rank}.pt")
+    scores = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    # The metric, fed with each rank's own share of the points.
+    metric = KernelNRMSE(model.network.kernel)
+    x = data.train_points.data[trainer.global_rank :: trainer.world_size]
+    metric.update(x, model(x))
+    scores["metric"] = float(metric.compute())
+    (Path(folder) / f"scores_{trainer.global_rank}.json").write_text(json.dumps(scores))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:5]), *sys.argv[5:])

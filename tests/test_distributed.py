@@ -1,0 +1,71 @@
+"""Two gloo processes on the CPU: what several GPUs and nodes rest on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parent / "ddp_run.py"
+
+
+def run(folder: Path, devices: int, batch_size: int, updates: int = 50, *more: str):
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, str(SCRIPT), str(folder), str(devices), str(batch_size), str(updates), *more]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    weights = [torch.load(folder / f"rank_{rank}.pt", weights_only=True) for rank in range(devices)]
+    scores = [json.loads((folder / f"scores_{rank}.json").read_text()) for rank in range(devices)]
+    return weights, scores
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    return folder, *run(folder, devices=2, batch_size=32)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("one"), devices=1, batch_size=64)
+
+
+def test_two_ranks_of_32_equal_one_of_64(one, two):
+    (alone,), _ = one
+    _, (first, _), _ = two
+    for name, value in alone.items():
+        assert (first[name] - value).abs().max() < 1e-6, name
+        assert value.abs().max() > 0.01
+
+
+def test_ranks_stay_bitwise_equal(two):
+    _, (first, second), _ = two
+    for name, value in first.items():
+        assert torch.equal(second[name], value), name
+
+
+def test_scores_do_not_depend_on_the_number_of_ranks(one, two):
+    _, (alone,) = one
+    _, _, scores = two
+    assert {"val/kernel_nrmse", "val/energy", "val/probe_accuracy", "test/probe_accuracy"} <= set(alone)
+    for rank in range(2):
+        for name, value in alone.items():
+            assert scores[rank][name] == pytest.approx(value, rel=1e-4), name
+    assert alone["metric"] == pytest.approx(alone["val/kernel_nrmse"], rel=1e-5)
+
+
+def test_only_the_first_rank_makes_a_run_folder(two):
+    folder = two[0]
+    assert [path.name for path in (folder / "run").iterdir()] == ["of_50"]
+    assert (folder / "run" / "of_50" / "figures" / "overview.png").is_file()
+
+
+def test_two_ranks_resume_to_the_same_bits(two, tmp_path):
+    _, (whole, _), _ = two
+    run(tmp_path, 2, 32, 30)
+    (resumed, other), _ = run(tmp_path, 2, 32, 50, str(tmp_path / "run" / "of_30" / "checkpoints" / "last.ckpt"))
+    for name, value in whole.items():
+        assert torch.equal(resumed[name], value), name
+        assert torch.equal(other[name], value), name
