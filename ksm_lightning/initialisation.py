@@ -77,15 +77,16 @@ def kernel_kmeans_plus_plus(
     weights = uniform
     nearest = torch.full_like(self_similarity, torch.inf)
     chosen: list[Tensor] = []
-    for draw in draws:
+    for draw in torch.split(draws, 1):
         cumulative = weights.cumsum(0)
-        index = torch.searchsorted(cumulative, draw * cumulative[-1], right=True).clamp_(max=len(points) - 1)
+        # One index in a vector: a scalar would be asked of the device each time.
+        index = torch.searchsorted(cumulative, draw * cumulative[-1], right=True).clamp_(max=len(points) - 1)  # (1,)
         chosen.append(index)
-        similarity = kernel(points, points[index][None])[:, 0].double()
+        similarity = kernel(points, points[index])[:, 0].double()
         distance = (self_similarity + self_similarity[index] - 2 * similarity).clamp_(min=0)
         nearest = torch.minimum(nearest, distance)
-        nearest[index] = 0
+        nearest = nearest.index_fill(0, index, 0.0)
         # Rounding leaves a distance of about eps f between equal points; it must not be taken for a spread.
         resolved = nearest > 1e-6 * self_similarity.max()
         weights = torch.where(resolved.any(), torch.where(resolved, nearest, 0.0), uniform)
-    return torch.stack(chosen)
+    return torch.cat(chosen)

@@ -154,9 +154,14 @@ def save_png(pixels: np.ndarray, path: Path) -> None:
     os.replace(draft, path)
 
 
-@torch.no_grad()
 def figure_data(model: KernelSimilarityMatching, x: Tensor, pairs: int = 500) -> dict[str, np.ndarray]:
-    """What the figures show of a model at the points ``x`` (samples, m), computed on the model's device."""
+    """What the figures show of a model at the points ``x`` (samples, m), as arrays."""
+    return {name: value.cpu().numpy() for name, value in figure_tensors(model, x, pairs).items()}
+
+
+@torch.no_grad()
+def figure_tensors(model: KernelSimilarityMatching, x: Tensor, pairs: int = 500) -> dict[str, Tensor]:
+    """The same as tensors, computed on the model's device."""
     network = model.network
     kernel = network.kernel
     y = network(x)
@@ -165,7 +170,7 @@ def figure_data(model: KernelSimilarityMatching, x: Tensor, pairs: int = 500) ->
         W, y = functional.align_signs(W, y)
     few = slice(None, None, max(len(x) // pairs, 1))
     spectrum = slice(None, None, max(len(x) // 1000, 1))
-    computed = {
+    return {
         "x": x,
         "W": W,
         "y": y,
@@ -176,4 +181,3 @@ def figure_data(model: KernelSimilarityMatching, x: Tensor, pairs: int = 500) ->
         "input_spectrum": torch.linalg.eigvalsh(kernel(x[spectrum], x[spectrum]).double()).flip(0),
         "output_spectrum": torch.linalg.svdvals(y[spectrum].double()).square(),
     }
-    return {name: value.cpu().numpy() for name, value in computed.items()}

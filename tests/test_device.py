@@ -1,0 +1,108 @@
+"""GPU behaviour without a GPU: fake CUDA tensors refuse a stray CPU tensor and any question from the host."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from ksm_lightning import functional
+from ksm_lightning.callbacks.figures import figure_tensors
+from ksm_lightning.clustering import _distances
+from ksm_lightning.data import BatchSource, Points
+from ksm_lightning.initialisation import kernel_kmeans_plus_plus
+from ksm_lightning.kernels import make_kernel
+from ksm_lightning.metrics import kernel_squared_errors, nrmse_from_sums, symmetric_tiles
+from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.probe import Classifiers, fit_softmax
+from ksm_lightning.schedule import Phase
+
+CUDA = torch.device("cuda:0")
+
+
+@pytest.fixture
+def fake():
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        yield mode
+
+
+def on_cuda(*shape: int, dtype=torch.float32) -> torch.Tensor:
+    return torch.empty(*shape, device=CUDA, dtype=dtype)
+
+
+def test_the_fakes_do_what_these_tests_rest_on(fake):
+    with pytest.raises(RuntimeError, match="devices"):
+        on_cuda(3) + torch.ones(3)
+    with pytest.raises(DataDependentOutputException):
+        on_cuda(1).item()
+
+
+def model(kernel: str = "gaussian", **params) -> KernelSimilarityMatching:
+    with CUDA:
+        return KernelSimilarityMatching(
+            num_neurons=6, in_features=4, kernel=kernel, kernel_params=params, init="normal", phases=[Phase(100)]
+        )
+
+
+def test_the_update_stays_on_the_device_and_asks_nothing(fake, spec):
+    """The module's own update, with its optimizer, for every kernel; no host synchronisation."""
+    module = model(spec[0], **spec[1])
+    module.__dict__["_trainer"] = SimpleNamespace(world_size=1)
+    optimizer = module.configure_optimizers()
+    source = BatchSource(Points(on_cuda(50, 4), device=CUDA), batch_size=8, updates_per_epoch=3)
+    (block,) = source
+    assert block.x.device == CUDA
+    for update, x in enumerate(block.x):
+        module._update(x, optimizer, update, is_logged=False)
+    assert {p.device for p in module.network.parameters()} == {CUDA}
+
+
+def test_energy_and_its_terms_stay_on_the_device(fake):
+    step = functional.hebbian_step(
+        make_kernel("gaussian"), on_cuda(8, 4), on_cuda(6, 4), on_cuda(6), on_cuda(6, 6), 1e-3
+    )
+    terms = functional.energy_terms(step.k, step.y, step.self_similarity, on_cuda(6), on_cuda(6, 6), 1e-3, C=step.C)
+    assert terms.total.device == CUDA
+    assert terms.total.dtype == torch.float64
+
+
+def test_validation_stays_on_the_device(fake, spec):
+    module = model(spec[0], **spec[1])
+    logged = {}
+    module.__dict__["_trainer"] = SimpleNamespace(state=SimpleNamespace(fn="validate"))
+    module.log = lambda name, value, **options: logged.__setitem__(name, value)
+    with torch.inference_mode():
+        y = module.validation_step((on_cuda(10, 4), on_cuda(10, dtype=torch.int64)), 0)
+    assert y.device == logged["val/energy"].device == CUDA
+    assert module.features(on_cuda(20, 4), block=8).shape == (20, 6)
+
+
+def test_the_kernel_error_stays_on_the_device(fake, kernel):
+    x, y, z = on_cuda(50, 4), on_cuda(50, 6), on_cuda(50, 3)
+    sums = kernel_squared_errors(kernel, x, [y, z], symmetric_tiles(50, 16))
+    assert nrmse_from_sums(sums).device == CUDA
+
+
+@pytest.mark.parametrize("samples", [60, 10])
+def test_the_probe_stays_on_the_device(fake, samples):
+    """Between two questions whether it has converged: nine iterations."""
+    x, labels = on_cuda(3, samples, 20), on_cuda(3, samples, dtype=torch.int64)
+    found = fit_softmax(x, labels, [1e-3, 1e-1], 4, max_iterations=9)
+    assert found.W.shape == (3, 2, 20, 4)
+    assert found.W.device == found.b.device == CUDA
+    accuracy = Classifiers(found.W, found.b, 0).accuracy(on_cuda(30, 20), on_cuda(30, dtype=torch.int64))
+    assert accuracy.device == CUDA
+
+
+def test_the_distances_of_kmeans_stay_on_the_device(fake):
+    assert _distances(on_cuda(40, 5), on_cuda(3, 4, 5)).shape == (40, 3, 4)
+
+
+def test_the_start_at_data_points_stays_on_the_device(fake):
+    chosen = kernel_kmeans_plus_plus(make_kernel("gaussian"), on_cuda(30, 4), 5)
+    assert chosen.device == CUDA
+
+
+def test_the_computations_of_the_figures_stay_on_the_device(fake, spec):
+    computed = figure_tensors(model(spec[0], **spec[1]), on_cuda(40, 4))
+    assert {value.device for value in computed.values()} == {CUDA}
