@@ -14,9 +14,19 @@ from test_module import model, moons
 
 import references
 from ksm_lightning import figures
-from ksm_lightning.callbacks import FeatureWriter, Figures, KernelError, UpdateCheckpoint, UpdateProgressBar
+from ksm_lightning.callbacks import (
+    FeatureWriter,
+    Figures,
+    KernelError,
+    KMeansProbe,
+    LinearProbe,
+    UpdateCheckpoint,
+    UpdateProgressBar,
+)
 from ksm_lightning.callbacks.figures import figure_data
-from ksm_lightning.data import DigitsDataModule
+from ksm_lightning.clustering import kmeans, matched_accuracy
+from ksm_lightning.data import ArrayDataModule, DigitsDataModule
+from ksm_lightning.probe import linear_probe
 from ksm_lightning.run_folder import RunFolder
 from ksm_lightning.schedule import Phase
 
@@ -46,6 +56,80 @@ def test_kernel_error_is_that_of_all_points():
     assert run.validate(module, datamodule=data, verbose=False)[0]["val/kernel_nrmse"] == pytest.approx(
         expected, rel=1e-5
     )
+
+
+def test_the_probe_reads_what_the_functions_read():
+    module, data = model(phases=[Phase(60)]), moons(num_points=400)
+    run = trainer([LinearProbe(labels_per_class=30, num_seeds=2), KMeansProbe(starts=5)])
+    run.fit(module, datamodule=data)
+    sets = data.probe_sets()
+    found = linear_probe(*sets.values(), per_class=30, seeds=range(2), encode=module)
+    assert run.callback_metrics["val/probe_accuracy"].item() == pytest.approx(found.validation_accuracy)
+    assert run.callback_metrics["test/probe_accuracy"].item() == pytest.approx(found.accuracy)
+    x = data.train_points.data
+    for name, features in (("x", x), ("y", module(x))):
+        expected = matched_accuracy(kmeans(features, 2, starts=5).assignment, data.train_labels)
+        assert run.callback_metrics[f"val/kmeans_accuracy_{name}"].item() == pytest.approx(expected)
+    assert not set(sets["train"][0][:, 0].tolist()) & set(sets["validation"][0][:, 0].tolist())
+
+
+def test_validate_repeats_what_fit_logged_last():
+    module, data = model(phases=[Phase(60)]), moons()
+    evaluations = [KernelError(), LinearProbe(labels_per_class=30), KMeansProbe()]
+    run = trainer(evaluations)
+    run.fit(module, datamodule=data)
+    last = {name: value.item() for name, value in run.callback_metrics.items()}
+    (again,) = trainer(evaluations).validate(module, datamodule=data, verbose=False)
+    assert set(again) == {"val/energy", "val/kernel_nrmse", "val/probe_accuracy", "test/probe_accuracy",
+                          "val/kmeans_accuracy_x", "val/kmeans_accuracy_y"}  # fmt: skip
+    for name, value in again.items():
+        assert value == pytest.approx(last[name], rel=1e-6), name
+
+
+def test_evaluations_wait_but_never_miss_the_end():
+    module, steps = model(phases=[Phase(70)]), []
+
+    class Spy(KernelError):
+        def evaluate(self, trainer, *args):
+            steps.append(trainer.global_step)
+            return super().evaluate(trainer, *args)
+
+    trainer([Spy(min_updates_between=25)]).fit(module, datamodule=moons(updates_per_epoch=10))
+    assert steps == [10, 40, 70]
+
+
+def test_data_without_labels_is_passed_over(tmp_path):
+    np.save(tmp_path / "x.npy", np.random.RandomState(0).randn(40, 2))
+    run = trainer([KernelError(), LinearProbe(), KMeansProbe()])
+    run.fit(model(phases=[Phase(10)]), datamodule=ArrayDataModule(str(tmp_path / "x.npy")))
+    assert {name for name in run.callback_metrics if "/" in name} == {"train/energy", "val/energy", "val/kernel_nrmse"}
+
+
+def test_small_classes_give_as_many_labels_as_they_have(tmp_path):
+    rng = np.random.RandomState(0)
+    np.savez(tmp_path / "x.npz", x=rng.randn(60, 2), label=np.repeat([1, 5, 9], [40, 12, 8]))
+    run = trainer([LinearProbe(labels_per_class=100)])
+    run.fit(model(phases=[Phase(10)]), datamodule=ArrayDataModule(str(tmp_path / "x.npz"), key="x", labels="label"))
+    assert 0 < run.callback_metrics["val/probe_accuracy"] <= 1
+
+
+def test_evaluations_say_what_they_need():
+    loader = torch.utils.data.DataLoader(torch.zeros(8, 2))
+    with pytest.raises(
+        ValueError, match="KernelError evaluates KernelSimilarityMatching on a datamodule of ksm_lightning"
+    ):
+        trainer([KernelError()]).fit(model(), loader)
+
+
+def test_final_scores_stand_beside_the_hyper_parameters(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="", version="run", default_hp_metric=False)
+    run = trainer([KernelError(), LinearProbe(labels_per_class=20)], logger)
+    run.fit(model(phases=[Phase(30)]), datamodule=moons())
+    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    for name, metric in (("final/kernel_nrmse", "val/kernel_nrmse"), ("final/probe_accuracy", "test/probe_accuracy")):
+        (scalar,) = events.Scalars(name)
+        assert scalar.value == pytest.approx(run.callback_metrics[metric].item(), rel=1e-6)
+    assert any("hparams" in tag for tag in events.summary_metadata)
 
 
 def test_test_error_is_that_of_the_test_points():
@@ -181,6 +265,10 @@ def test_a_named_run_is_never_overwritten(tmp_path):
     ("make", "message"),
     [
         (lambda: KernelError(max_points=0), "`max_points` must be at least 1"),
+        (lambda: KernelError(min_updates_between=-1), "`min_updates_between` must not be negative"),
+        (lambda: LinearProbe(labels_per_class=0), "`labels_per_class` and `num_seeds` of at least 1"),
+        (lambda: LinearProbe(penalties=[0.0]), "positive `penalties`"),
+        (lambda: KMeansProbe(starts=0), "`starts` of at least 1"),
         (lambda: Figures(max_points=1), "`max_points` of at least 2"),
         (lambda: UpdateCheckpoint(every_n_updates=0), "`every_n_updates` must be at least 1"),
     ],
