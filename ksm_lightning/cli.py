@@ -1,6 +1,7 @@
 """The command ``ksm``: fit, validate, test and predict from YAML files and options."""
 
 import logging
+import os
 import re
 import shutil
 import sys
@@ -15,6 +16,7 @@ import yaml
 from jsonargparse import lazy_instance  # type: ignore[attr-defined]
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from ksm_lightning import callbacks, data  # noqa: F401  (their classes can be named without a path)
 from ksm_lightning.callbacks import (
@@ -53,14 +55,25 @@ class UserError(Exception):
     """Something the user can put right, in one sentence."""
 
 
+class Interrupted(Exception):
+    """A signal ended the training: where it stood, and the exit code that says so."""
+
+    def __init__(self, where: str, code: int) -> None:
+        super().__init__(where)
+        self.code = code
+
+
 class KSMArgumentParser(LightningArgumentParser):
     """A parser that answers a mistake with one sentence instead of a page of usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         # Of a value that may be one of several types, the first complaint is about the type that was meant.
         union = re.search(r"Errors:\s*- (.*?)\s+- Expected", message, re.DOTALL)
-        sentence = union[1] if union else message
-        raise UserError(f"{_in_one_line(sentence).rstrip('.')}; see ksm --help.") from ex
+        key = re.search(r'Parser key "([^"]+)"', message)
+        sentence = _in_one_line(union[1] if union else message).rstrip(".")
+        if union and key:
+            sentence = f"{key[1]}: {sentence}"
+        raise UserError(sentence if "--help" in sentence else f"{sentence}; see ksm --help.") from ex
 
 
 class KSMCLI(LightningCLI):
@@ -110,7 +123,9 @@ class KSMCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse, and remember what was really said as opposed to what is a default."""
-        _check_config_files(args if isinstance(args, list) else sys.argv[1:])
+        self._args = args if isinstance(args, list) else sys.argv[1:]
+        self._resumed_at = 0
+        _check_config_files(self._args)
         with warnings.catch_warnings():
             # Only tests and notebooks pass `args`, and they mean it.
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
@@ -124,12 +139,20 @@ class KSMCLI(LightningCLI):
         decides what the user left open; what the user says counts; and what contradicts the network is an error.
         """
         command = self.config["subcommand"]
+        for section in ("model", "trainer", "data", *_CALLBACKS[command]):
+            if self.config[command].get(section) is None:
+                raise UserError(f"The section `{section}` is empty: leave it out, or give it values.")
         path = self.config[command].get("ckpt_path")
         if path is None:
             if command != "fit":
                 raise UserError(f"`ksm {command}` needs a trained network: give --ckpt_path=.../checkpoints/last.ckpt.")
             return
-        saved = read_checkpoint(path)["hyper_parameters"]
+        checkpoint = read_checkpoint(path)
+        self._resumed_at = int(checkpoint["global_step"])
+        saved = checkpoint["hyper_parameters"]
+        overruled = [arg for arg in self._args if arg.startswith("--model.") and not arg.startswith("--model.solver")]
+        if command != "fit" and overruled:
+            raise UserError(f"`ksm {command}` takes the model from the checkpoint: drop {overruled[0]}.")
         given = self._given.get(f"{command}.model")
         said = given.as_dict() if given is not None else {}
         for name in _FIXED:
@@ -145,9 +168,14 @@ class KSMCLI(LightningCLI):
         self.config = self.parser.parse_object({"subcommand": command, command: self.config[command].as_dict()})
 
     def before_instantiate_classes(self) -> None:
-        """Only training makes a run folder."""
+        """Only training makes a run folder, and without a logger there is none."""
+        trainer = self.config[self.subcommand]["trainer"]
+        if trainer["barebones"]:
+            raise UserError("--trainer.barebones is for measuring Lightning itself, and leaves out what ksm is about.")
         if self.subcommand != "fit":
-            self.config[self.subcommand]["trainer"]["logger"] = False
+            trainer["logger"] = False
+        self._has_folder = trainer["logger"] is not False
+        if not self._has_folder:
             self.save_config_callback = None
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -155,8 +183,11 @@ class KSMCLI(LightningCLI):
         config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
         assert self.subcommand is not None
         names = list(_CALLBACKS[self.subcommand])
-        if config.get("enable_checkpointing") is False and "checkpoint" in names:
-            names.remove("checkpoint")
+        if not self._has_folder:
+            config["enable_checkpointing"] = False
+            names = [name for name in names if name != "figures"]
+        if config.get("enable_checkpointing") is False:
+            names = [name for name in names if name != "checkpoint"]
         wanted: list[L.Callback] = [self._get(self.config_init, name) for name in names]
         if config.get("enable_progress_bar") is not False:
             wanted.append(UpdateProgressBar())
@@ -170,6 +201,11 @@ class KSMCLI(LightningCLI):
 
     def _check_data(self) -> None:
         """Load the data, and hold it against the model, before anything is written."""
+        if self.trainer.precision not in ("32-true", "64-true"):
+            raise UserError(
+                f"The network solves linear systems and needs full precision: set --trainer.precision to 32-true or "
+                f"64-true, got {self.trainer.precision}."
+            )
         self.datamodule.setup(self.subcommand)
         wanted, found = self.model.hparams["in_features"], self.datamodule.in_features
         if wanted is not None and wanted != found:
@@ -182,6 +218,13 @@ class KSMCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Checks before the run folder exists."""
+        end = self.model.schedule.total_updates
+        end = min(end, self.trainer.max_steps) if self.trainer.max_steps >= 0 else end
+        if end <= self._resumed_at:
+            raise UserError(
+                f"Nothing is left to do: the run ends with update {end:,} and {self._resumed_at:,} are done; give "
+                "longer --model.phases or more --trainer.max_steps."
+            )
         self._check_data()
         if self.trainer.is_global_zero:
             points, neurons = self.datamodule.train_points, self.model.hparams["num_neurons"]
@@ -195,10 +238,21 @@ class KSMCLI(LightningCLI):
         """Train; a run that fails before its first update leaves no folder behind."""
         try:
             self.trainer.fit(**kwargs)
-        except BaseException:
+        except BaseException as error:
             self._remove_unused_folder()
+            if self.trainer.interrupted and isinstance(error, SystemExit):
+                is_terminated = isinstance(error, SIGTERMException)
+                raise Interrupted(self._where_to_go_on(), 143 if is_terminated else 130) from error
             raise
         self._print_summary()
+
+    def _where_to_go_on(self) -> str:
+        sentence = f"stopped at update {self.trainer.global_step:,}"
+        logger = self.trainer.logger
+        checkpoint = Path(logger.log_dir) / "checkpoints" / "last.ckpt" if isinstance(logger, RunFolder) else None
+        if checkpoint is not None and checkpoint.is_file():
+            return f"{sentence}; continue from the last checkpoint with --ckpt_path={checkpoint}."
+        return f"{sentence}, before the first checkpoint."
 
     def _remove_unused_folder(self) -> None:
         logger = self.trainer.logger
@@ -212,15 +266,25 @@ class KSMCLI(LightningCLI):
         folder = self.trainer.log_dir  # asks the first rank, so that every rank has to ask
         if not self.trainer.is_global_zero:
             return
+        done = self.trainer.global_step
         error = self.trainer.callback_metrics.get("val/kernel_nrmse")
-        lines = [f"Trained for {self.trainer.global_step:,} updates."]
+        active: list[L.Callback] = getattr(self.trainer, "callbacks", [])
+        scored = [callback.last_update for callback in active if isinstance(callback, KernelError)]
+        lines = [f"Trained for {done:,} updates."]
         if error is not None:
-            lines.append(f"Final kernel NRMSE: {float(error):.4f}")
-        if folder and Path(folder).is_dir():
-            lines += [f"Run folder:   {folder}", f"Figures:      {folder}/figures"]
-            if (Path(folder) / "checkpoints").is_dir():
-                lines.append(f"Checkpoint:   {folder}/checkpoints/last.ckpt")
+            when = "Final kernel NRMSE:" if done in scored else f"Kernel NRMSE at update {scored[0]:,}:"
+            lines.append(f"{when} {float(error):.4f}")
+        probe = self.trainer.callback_metrics.get("test/probe_accuracy")
+        if probe is not None:
+            lines.append(f"Linear probe:       {100 * float(probe):.2f} % of the test labels")
+        if self._has_folder and folder:
+            places = {"Run folder": "", "Figures": "figures", "Checkpoint": "checkpoints/last.ckpt"}
+            for name, place in places.items():
+                if (Path(folder) / place).exists():
+                    lines.append(f"{name + ':':13} {Path(folder) / place}")
             lines.append(f"TensorBoard:  tensorboard --logdir {folder}")
+        else:
+            lines.append("Nothing was saved, as --trainer.logger=false asks.")
         print("\n" + "\n".join(lines))
 
 
@@ -250,12 +314,26 @@ def _in_one_line(message: str) -> str:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run ``ksm``; a mistake of the user's ends it with one sentence on standard error and exit code 2."""
+    """Run ``ksm``; what goes wrong ends it with one sentence on standard error and exit code 2.
+
+    With the environment variable KSM_DEBUG set, an error shows its traceback.
+    """
     _quieten()
     try:
         KSMCLI(list(args) if args is not None else None)
-    except (UserError, ValueError, OSError, FloatingPointError, MisconfigurationException) as error:
-        print(f"ksm: error: {_in_one_line(str(error))}", file=sys.stderr)
+    except Interrupted as stop:
+        print(f"ksm: {stop}", file=sys.stderr)
+        sys.exit(stop.code)
+    except KeyboardInterrupt:
+        print("ksm: stopped.", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if os.environ.get("KSM_DEBUG"):
+            raise
+        sentence = _in_one_line(str(error)) or "no more is known"
+        if not isinstance(error, UserError | ValueError | OSError | FloatingPointError | MisconfigurationException):
+            sentence = f"{type(error).__name__}: {sentence[:500]} (KSM_DEBUG=1 shows where)"
+        print(f"ksm: error: {sentence}", file=sys.stderr)
         sys.exit(2)
 
 

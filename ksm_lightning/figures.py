@@ -46,7 +46,8 @@ class Plane:
         self.mean = x.mean(0) if self.is_projected else np.zeros(x.shape[1])
         self.axes = np.eye(x.shape[1], 2)
         if self.is_projected:
-            self.axes = np.linalg.svd(x - self.mean, full_matrices=False)[2][:2].T  # (m, 2)
+            found = np.linalg.svd(x - self.mean, full_matrices=False)[2][:2].T
+            self.axes = np.pad(found, ((0, 0), (0, 2 - found.shape[1])))  # (m, 2)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         return (x - self.mean) @ self.axes
@@ -113,7 +114,7 @@ def spectra_panel(axes: Axes, input_spectrum: np.ndarray, output_spectrum: np.nd
         (input_spectrum, "-", r"input, $f(x_s, x_t)$"),
         (output_spectrum, "--", r"output, $y_s \cdot y_t$"),
     ):
-        values = spectrum[:shown] / spectrum[0]
+        values = spectrum[:shown] / max(float(spectrum[0]), 1e-30)
         ranks = np.arange(1, len(values) + 1)
         is_shown = values > 1e-7
         color = "0.4" if style == "-" else "#d81f2a"

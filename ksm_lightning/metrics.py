@@ -9,7 +9,7 @@ from torchmetrics import Metric
 
 from ksm_lightning.kernels import Kernel, full_precision
 
-_TILE = 2048
+_TILE = 1024
 
 Tile = tuple[slice, slice, int]
 
@@ -58,8 +58,8 @@ def _sum_of_squares(matrix: Tensor) -> Tensor:
 
 
 def nrmse_from_sums(sums: Tensor) -> Tensor:
-    """Errors (number of representations,) from what :func:`kernel_squared_errors` gives."""
-    return (sums[1:] / sums[0]).sqrt()
+    """Errors (number of representations,) from what :func:`kernel_squared_errors` gives; 0 where nothing differs."""
+    return torch.where(sums[1:] > 0, sums[1:] / sums[0], 0.0).sqrt()
 
 
 def kernel_nrmse(kernel: Kernel, x: Tensor, *representations: Tensor, tile: int = _TILE) -> Tensor:

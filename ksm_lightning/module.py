@@ -1,5 +1,6 @@
 """The network as a LightningModule: manual optimisation on two time scales, logging."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,7 +17,7 @@ from ksm_lightning.checkpoint import read_checkpoint
 from ksm_lightning.data import KSMDataModule, UpdateBlock
 from ksm_lightning.functional import Step
 from ksm_lightning.initialisation import DataInit, Initialiser, NormalInit
-from ksm_lightning.kernels import make_kernel
+from ksm_lightning.kernels import full_precision, make_kernel
 from ksm_lightning.network import KSMNetwork, Solver
 from ksm_lightning.schedule import Phase, Schedule, half_moons_phases
 
@@ -193,10 +194,12 @@ class KernelSimilarityMatching(L.LightningModule):
         assert isinstance(optimizer, LightningOptimizer)
         log_every: int = getattr(self.trainer, "log_every_n_steps", 0)  # 0 in a barebones trainer
         update = self.global_step
-        for x in batches[: self.schedule.total_updates - update]:
+        for x in batches[: max(0, self.schedule.total_updates - update)]:
             self._update(x, optimizer, update, is_logged=bool(log_every) and (update + 1) % log_every == 0)
             update += 1
         self.has_updated = True
+        # Once a block, so that neither a checkpoint nor an evaluation ever sees what has diverged.
+        self._check_finite()
         self.apply_schedule(update)
         if update >= self.schedule.total_updates:
             self.trainer.should_stop = True
@@ -242,16 +245,24 @@ class KernelSimilarityMatching(L.LightningModule):
         if self.trainer.world_size > 1:
             stacked = self.trainer.strategy.reduce(stacked, reduce_op="mean")
         energy, *others = stacked.tolist()
-        if not all(map(_is_finite, (energy, *others))):
-            self._raise_diverged(dict(zip(("energy", *values), (energy, *others), strict=True)))
+        if not all(map(math.isfinite, (energy, *others))):
+            named = zip(("energy", *values), (energy, *others), strict=True)
+            self._raise_diverged([name for name, value in named if not math.isfinite(value)])
         self.log("train/energy", energy, prog_bar=True, logger=False)
-        if self.logger is not None:  # at once, and counted in updates: a call of `self.log` each would cost more
-            logged = {"train/energy": energy, **dict(zip(values, others, strict=True))}
-            logged |= {f"rate/{name}": rate for name, rate in rates.items()}
-            self.logger.log_metrics(logged, step=self.global_step + 1)
+        # At once, and counted in updates: a call of `self.log` for each would cost more than the update.
+        logged = {"train/energy": energy, **dict(zip(values, others, strict=True))}
+        logged |= {f"rate/{name}": rate for name, rate in rates.items()}
+        for logger in self.loggers:
+            logger.log_metrics(logged, step=self.global_step + 1)
 
-    def _raise_diverged(self, values: dict[str, float]) -> None:
-        bad = [name for name, value in values.items() if not _is_finite(value)]
+    def _check_finite(self) -> None:
+        parameters = dict(self.network.named_parameters())
+        sums = torch.stack([p.detach().sum(dtype=torch.float64) for p in parameters.values()]).tolist()
+        bad = [name for name, total in zip(parameters, sums, strict=True) if not math.isfinite(total)]
+        if bad:
+            self._raise_diverged(bad)
+
+    def _raise_diverged(self, bad: list[str]) -> None:
         raise FloatingPointError(
             f"Training diverged at or before update {self.global_step}: {', '.join(bad)} not finite. Start W at data "
             "points (init=data) or at a smaller init_scale, or lower the rates of the first phase."
@@ -275,7 +286,7 @@ class KernelSimilarityMatching(L.LightningModule):
         model = cls(**{**checkpoint["hyper_parameters"], **changes})
         model.on_load_checkpoint(checkpoint)
         model.load_state_dict(checkpoint["state_dict"])
-        return model.to(map_location or "cpu")
+        return model.to(map_location or "cpu", checkpoint["state_dict"]["network.W"].dtype)
 
     # ------------------------------------------------------------------ evaluation
 
@@ -306,9 +317,10 @@ class KernelSimilarityMatching(L.LightningModule):
         network = self.network
         x = inputs_of(batch)
         y = self.forward(x)
-        terms = functional.energy_terms(
-            network.kernel(x, network.W), y, network.kernel.diag(network.W), network.q, network.L, network.ridge
-        )
+        with full_precision(x.device):
+            terms = functional.energy_terms(
+                network.kernel(x, network.W), y, network.kernel.diag(network.W), network.q, network.L, network.ridge
+            )
         self.log(f"{stage}/energy", terms.total.to(y.dtype), batch_size=len(x), sync_dist=True)
         if self.trainer.state.fn == "fit":
             # The name that Lightning's loggers take for the x axis, which would count blocks of updates otherwise.
@@ -326,7 +338,3 @@ def inputs_of(batch: Any) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(f"A batch must be a tensor or a tuple that starts with one, got {type(batch).__name__}.")
     return x.flatten(1) if x.dim() > 2 else x
-
-
-def _is_finite(value: float) -> bool:
-    return abs(value) < float("inf")

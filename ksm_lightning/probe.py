@@ -104,6 +104,10 @@ class _Objective:
     def __init__(self, z: Tensor, target: Tensor, penalty: Tensor, scale: Tensor) -> None:
         self.z, self.target, self.penalty, self.scale = z, target, penalty, scale
 
+    def only(self, penalties: Tensor) -> "_Objective":
+        """The same for some of the penalties."""
+        return _Objective(self.z, self.target, self.penalty[penalties], self.scale[:, penalties])
+
     def __call__(self, phi: Tensor) -> tuple[Tensor, Tensor]:
         seeds, penalties, rank, classes = phi.shape
         theta = phi * self.scale
@@ -118,7 +122,10 @@ class _Objective:
 
 
 def _minimise(objective: _Objective, tolerance: float, max_iterations: int) -> tuple[Tensor, int]:
-    """L-BFGS on every problem side by side; a step that does not descend is halved, a solved problem stands still."""
+    """L-BFGS on every problem side by side; a step that does not descend is halved, a solved problem stands still.
+
+    A penalty that is solved for every seed leaves the batch, so that the slow ones pay for themselves alone.
+    """
     seeds, penalties = objective.z.shape[0], objective.penalty.shape[0]
     shape = (seeds, penalties, objective.z.shape[2], objective.target.shape[2])
     phi = objective.z.new_zeros(shape)
@@ -126,13 +133,23 @@ def _minimise(objective: _Objective, tolerance: float, max_iterations: int) -> t
     step = torch.ones_like(loss)
     gamma = torch.ones_like(loss)
     history: list[tuple[Tensor, Tensor, Tensor]] = []
+    solution = torch.zeros_like(phi)
+    members = torch.arange(penalties, device=phi.device)
     iteration = 0
     while iteration < max_iterations:
         direction = _two_loops(gradient, history, gamma)
         slope = _dot(gradient, direction)
         is_open = -slope > tolerance * loss
-        if iteration % _CHECK_EVERY == _CHECK_EVERY - 1 and not bool(is_open.any()):
-            break
+        if iteration % _CHECK_EVERY == _CHECK_EVERY - 1:
+            keep = is_open.any(0).nonzero()[:, 0]
+            solution[:, members] = phi
+            if len(keep) == 0:
+                break
+            if len(keep) < len(members):
+                members, objective = members[keep], objective.only(keep)
+                phi, gradient, direction = phi[:, keep], gradient[:, keep], direction[:, keep]
+                loss, step, gamma, slope, is_open = (t[:, keep] for t in (loss, step, gamma, slope, is_open))
+                history = [(moved[:, keep], turned[:, keep], inverse[:, keep]) for moved, turned, inverse in history]
         iteration += 1
         trial = phi + (step * is_open)[..., None, None] * direction
         trial_loss, trial_gradient = objective(trial)
@@ -150,7 +167,8 @@ def _minimise(objective: _Objective, tolerance: float, max_iterations: int) -> t
         loss = torch.where(is_better, trial_loss, loss)
         gradient = gradient + turned
         step = torch.where(is_better, 1.0, step / 2)
-    return phi, iteration
+    solution[:, members] = phi
+    return solution, iteration
 
 
 def _two_loops(gradient: Tensor, history: list[tuple[Tensor, Tensor, Tensor]], gamma: Tensor) -> Tensor:

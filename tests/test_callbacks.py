@@ -160,6 +160,17 @@ def test_figures_go_to_files_and_to_tensorboard(tmp_path):
     assert [event.step for event in events.Scalars("train/energy")] == list(range(5, 51, 5))
 
 
+def test_a_figure_that_fails_does_not_cost_the_run(tmp_path, monkeypatch):
+    def fail(*args, **options):
+        raise np.linalg.LinAlgError("no picture today")
+
+    monkeypatch.setattr("ksm_lightning.callbacks.figures.figure_data", fail)
+    run = trainer([Figures()], TensorBoardLogger(tmp_path, name="", version="run"))
+    with pytest.warns(UserWarning, match="The figures could not be drawn: no picture today"):
+        run.fit(model(phases=[Phase(10)]), datamodule=moons())
+    assert run.global_step == 10
+
+
 def test_image_data_gets_a_grid_of_features(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="", version="run")
     module = model(in_features=64, kernel="power_cosine", kernel_params={"alpha": 3}, phases=[Phase(5)])
@@ -209,6 +220,7 @@ def test_points_of_many_dimensions_are_projected_on_their_principal_plane():
     plane = figures.Plane(x)
     assert plane.is_projected
     np.testing.assert_allclose(plane(x).var(0), np.linalg.eigvalsh(np.cov(x.T, bias=True))[::-1][:2], rtol=1e-9)
+    assert figures.Plane(x[:1])(x[:3]).shape == (3, 2)
     line = figures.Plane(np.arange(5.0)[:, None])
     assert line(np.arange(5.0)[:, None]).shape == (5, 2)
 

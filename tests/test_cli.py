@@ -224,6 +224,11 @@ def test_a_killed_run_continues_to_the_same_bits():
         (["--config=missing.yaml"], "missing.yaml"),
         (["--config=typo.yaml"], "num_neuron"),
         (["--config=broken.yaml"], "broken.yaml"),
+        (["--config=null.yaml"], "`model`"),
+        (["--config=loop.yaml"], "RecursionError"),
+        (["--model.kernel=power_cosine", "--model.kernel_params={alpha: .inf}"], "`alpha` must be a whole number"),
+        (["--model.kernel_params={sigma: abc}"], "model.kernel_params: "),
+        (["--trainer.barebones=true"], "--trainer.barebones"),
         (["--data.noise=-1"], "`noise` must be finite and not negative"),
         (["--data.batch_size=0"], "`batch_size` must be at least 1"),
         (["--ckpt_path=missing.ckpt"], "There is no checkpoint missing.ckpt"),
@@ -236,6 +241,8 @@ def test_a_killed_run_continues_to_the_same_bits():
 def test_bad_options_get_one_sentence_and_leave_nothing(capsys, options, message):
     Path("typo.yaml").write_text("model: {num_neuron: 3}\n")
     Path("broken.yaml").write_text("model: {num_neurons: [\n")
+    Path("null.yaml").write_text("model: null\n")
+    Path("loop.yaml").write_text("model: &a [*a]\n")
     Path("cut.ckpt").write_bytes(b"PK\x03\x04 half of a checkpoint")
     taken = Path("runs/half_moons/taken")
     taken.mkdir(parents=True)
@@ -249,7 +256,7 @@ def test_bad_options_get_one_sentence_and_leave_nothing(capsys, options, message
         ("nan.npy", np.array([[1.0, np.nan]]), "holds nan at row 0, column 1"),
         ("empty.npy", np.zeros((0, 2)), "is empty"),
         ("empty.csv", b"", "is empty"),
-        ("text.csv", b"1,2\n3,four\n", "data row 2 holds 'four', which is not a number"),
+        ("text.csv", b"1,2\n3,four\n", "line 2: 'four' is not a number"),
         ("missing.npy", None, "There is no data file missing.npy"),
     ],
 )
@@ -275,7 +282,70 @@ def test_a_divergence_keeps_the_last_checkpoint(capsys):
     options = [*FEW, "--checkpoint.every_n_updates=1", "--trainer.log_every_n_steps=10"]
     message = refused(capsys, "fit", *options, "--model.phases=[{updates: 100, eta_w: 1e30, eta_q: 1e30}]")
     assert "Training diverged at or before update" in message
-    assert Path("runs/half_moons/version_0/checkpoints/last.ckpt").is_file()
+    assert all(value.isfinite().all() for value in weights("runs/half_moons/version_0").values())
+
+
+def test_a_divergence_between_two_logged_updates_is_seen_too(capsys):
+    options = [*FEW, "--trainer.log_every_n_steps=100000", "--trainer.max_steps=30"]
+    message = refused(capsys, "fit", *options, "--model.phases=[{updates: 100, eta_w: 1e30, eta_q: 1e30}]")
+    assert "Training diverged at or before update" in message
+
+
+def test_nothing_left_to_do_is_refused(capsys):
+    run("fit", *FEW)
+    checkpoint = "--ckpt_path=runs/half_moons/version_0/checkpoints/last.ckpt"
+    capsys.readouterr()
+    assert "Nothing is left to do" in refused(capsys, "fit", *FEW, checkpoint)
+    assert "Nothing is left to do" in refused(capsys, "fit", *FEW, "--trainer.max_steps=0")
+    shorter = "--model.phases=[{updates: 90}]"
+    assert "ends with update 90 and 100 are done" in refused(capsys, "fit", *QUICK, checkpoint, shorter)
+    assert [path.name for path in Path("runs/half_moons").iterdir()] == ["version_0"]
+
+
+def test_the_error_printed_says_of_which_update_it_is(capsys):
+    run("fit", *FEW, "--trainer.max_steps=150", "--kernel_error.min_updates_between=1000")
+    assert "Final kernel NRMSE" in capsys.readouterr().out
+    run("fit", *FEW, "--trainer.max_steps=150", "--trainer.check_val_every_n_epoch=2")
+    assert "Kernel NRMSE at update 100:" in capsys.readouterr().out
+
+
+def test_without_a_logger_nothing_is_written(capsys):
+    before = set(Path().iterdir())
+    run("fit", *FEW, "--trainer.logger=false")
+    assert set(Path().iterdir()) == before
+    assert "Nothing was saved" in capsys.readouterr().out
+
+
+def test_evaluation_takes_no_other_model(capsys):
+    run("fit", *FEW)
+    capsys.readouterr()
+    checkpoint = "--ckpt_path=runs/half_moons/version_0/checkpoints/last.ckpt"
+    message = refused(capsys, "validate", "--config", HALF_MOONS, checkpoint, "--model.ridge=1")
+    assert "takes the model from the checkpoint: drop --model.ridge=1" in message
+
+
+def test_another_seed_for_the_batches_of_a_run_is_refused(capsys):
+    run("fit", *FEW)
+    capsys.readouterr()
+    checkpoint = "--ckpt_path=runs/half_moons/version_0/checkpoints/last.ckpt"
+    message = refused(capsys, "fit", *FEW, checkpoint, "--trainer.max_steps=150", "--data.seed=77")
+    assert "draws its batches with seed 0, but 77 was asked for" in message
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_run_with_one_sentence_and_its_code(number, code):
+    command = [sys.executable, "-m", "ksm_lightning.cli", "fit", *QUICK, "--checkpoint.every_n_updates=100"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    checkpoint = Path("runs/half_moons/version_0/checkpoints/last.ckpt")
+    deadline = time.monotonic() + 120
+    while not checkpoint.is_file() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    sentence = err.strip().splitlines()[-1]
+    assert re.fullmatch(rf"ksm: stopped at update [\d,]+; continue from .* with --ckpt_path={checkpoint}\.", sentence)
+    assert read_checkpoint(checkpoint)["global_step"] > 0
 
 
 def test_a_failure_before_the_first_update_leaves_no_folder(capsys, monkeypatch):

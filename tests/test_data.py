@@ -107,20 +107,30 @@ def test_standardisation_is_streamed_exactly(monkeypatch):
     x = 1e4 + np.random.RandomState(0).randn(50, 3) * [1, 2, 3]
     for scaling, expected in (("none", 1.0), ("global", x.std()), ("feature", x.std(0))):
         measured = Standardisation.measure(x, centre=True, scaling=scaling)
-        assert_close(measured.mean.double(), torch.tensor(x.mean(0)), rtol=1e-6, atol=0)
-        assert_close(measured.scale.double(), torch.tensor(expected).expand(3).double(), rtol=1e-6, atol=0)
+        np.testing.assert_allclose(measured.mean, x.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(measured.scale, np.broadcast_to(expected, 3), rtol=1e-9)
+
+
+def test_data_far_from_the_origin_is_centred_before_it_loses_its_digits(tmp_path):
+    x = np.random.RandomState(0).randn(200, 2)
+    np.save(tmp_path / "x.npy", 1e9 + x)
+    data = ArrayDataModule(str(tmp_path / "x.npy"), centre=True, scaling="feature")
+    expected = torch.tensor((x - x.mean(0)) / x.std(0), dtype=torch.float32)
+    assert_close(data.train_points.data, expected, rtol=0, atol=1e-5)
+    mapped = ArrayDataModule(str(tmp_path / "x.npy"), centre=True, scaling="feature", memory_map="always")
+    assert torch.equal(mapped.train_points.slice(0, 200), data.train_points.data)
 
 
 def test_a_constant_feature_keeps_its_scale():
     x = np.stack([np.full(20, 5.3), np.arange(20.0)], axis=1)
     measured = Standardisation.measure(x, centre=True, scaling="feature")
     assert measured.scale[0] == 1
-    assert measured(torch.tensor(x, dtype=torch.float32)).isfinite().all()
+    assert np.isfinite(measured(x)).all()
 
 
 def test_nothing_is_changed_without_centring_and_scaling():
     x = np.random.RandomState(0).randn(5, 2).astype(np.float32)
-    assert torch.equal(Standardisation.measure(x, centre=False, scaling="none")(torch.tensor(x)), torch.tensor(x))
+    np.testing.assert_array_equal(Standardisation.measure(x, centre=False, scaling="none")(x), x)
 
 
 # ---------------------------------------------------------------------- built-in data
@@ -262,13 +272,16 @@ def bad_files(folder, table):
     with_nan[7, 1], with_inf[3, 2] = np.nan, 1e300
     whole = (folder / "whole.npy", np.save(folder / "whole.npy", table))[0].read_bytes()
     np.savez(folder / "two.npz", a=table, b=table)
+    np.savez(folder / "one.npz", x=table)
+    flipped = bytearray((folder / "one.npz").read_bytes())
+    flipped[300] ^= 0xFF
     np.savez(folder / "bomb.npz", x=np.array([Bomb()], dtype=object))
     return {
         "is empty": write("empty.csv", b""),
         "There is no data file": str(folder / "missing.npy"),
         "must be a .npy, .npz or .csv": write("x.txt", b"1,2"),
-        "data row 2 holds 'x', which is not a number": write("text.csv", b"a,b\n1,2\n3,x\n"),
-        "data row 2 has 1 fields": write("ragged.csv", b"1,2\n3\n"),
+        "line 3: 'x' is not a number": write("text.csv", b"a,b\n1,2\n3,x\n"),
+        "line 2: 1 fields where the first line has 2": write("ragged.csv", b"1,2\n3\n"),
         "is empty: its shape is \\(0, 2\\)": write("header.csv", b"a,b\n"),
         "holds nan at row 7, column 1": save("nan.npy", with_nan),
         "holds inf at row 3, column 2": save("inf.npy", with_inf),
@@ -281,6 +294,7 @@ def bad_files(folder, table):
         "is damaged or no NumPy file": write("cut.npy", whole[: len(whole) // 2]),
         "Say which array of": str(folder / "two.npz"),
         "bomb.npz is refused": str(folder / "bomb.npz"),
+        "crc.npz is damaged": write("crc.npz", flipped),
     }
 
 
@@ -293,12 +307,28 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path, table):
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [("colour", "has no column 'colour' for labels; it has a, b"), ("b", "must be whole numbers")],
+    [("colour", "has no column 'colour' for labels; it has a, b"), ("b", "must be whole numbers"), ("7", "no column")],
 )
 def test_bad_labels_are_named(tmp_path, labels, message):
     (tmp_path / "x.csv").write_text("a,b\n1,2.5\n2,3\n")
     with pytest.raises(ValueError, match=message):
         ArrayDataModule(str(tmp_path / "x.csv"), labels=labels).setup()
+
+
+@pytest.mark.parametrize("labels", ["label", "1"])
+def test_a_column_of_labels_has_a_name_and_a_number(tmp_path, labels):
+    (tmp_path / "x.csv").write_text('"a","label"\n\n"1.5","2"\n"2.5","3"\n')
+    data = ArrayDataModule(str(tmp_path / "x.csv"), labels=labels)
+    assert data.train_points.data.flatten().tolist() == [1.5, 2.5]
+    assert data.train_labels.tolist() == [2, 3]
+
+
+def test_labels_that_are_no_numbers_are_named(tmp_path, table):
+    np.save(tmp_path / "x.npy", table)
+    for labels in (np.array(["a"] * 30), np.full(30, np.nan)):
+        np.save(tmp_path / "l.npy", labels)
+        with pytest.raises(ValueError, match="must be whole numbers"):
+            ArrayDataModule(str(tmp_path / "x.npy"), labels=str(tmp_path / "l.npy")).setup()
 
 
 def test_labels_of_another_length_are_named(tmp_path, table):

@@ -83,6 +83,7 @@ def test_zero_vectors_give_no_nan(kernel, dtype):
     c = torch.ones(3, 3, dtype=dtype)
     for value in (kernel(x, w), kernel.diag(w), kernel.pullback(c, x, w), kernel.diag_gradient(w)):
         assert value.isfinite().all()
+    assert Kernel.value_and_pullback(kernel, x, w)[1](c).isfinite().all()  # by autograd too
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -198,6 +199,14 @@ def test_a_kernel_of_one_method_has_all_answers():
     with torch.inference_mode():
         assert_close(kernel.pullback(c, x, w), (2 * c * (0.5 + x @ w.mT)).mT @ x)
     assert repr(kernel.with_params(offset=2.0)) == "Quadratic(offset=2.0)"
+
+
+def test_a_constant_diagonal_has_no_gradient():
+    class Unit(Quadratic):
+        def diag(self, u):
+            return u.new_ones(len(u))
+
+    assert Unit().diag_gradient(points(3)).eq(0).all()
 
 
 @pytest.mark.parametrize("sigma", [0, -1.0, float("nan"), float("inf")])

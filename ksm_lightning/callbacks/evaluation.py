@@ -32,7 +32,7 @@ class Evaluation(Callback):
         if min_updates_between < 0:
             raise ValueError(f"`min_updates_between` must not be negative, got {min_updates_between}.")
         self.min_updates_between = min_updates_between
-        self._last: int | None = None
+        self.last_update: int | None = None
 
     @abstractmethod
     def evaluate(
@@ -60,13 +60,13 @@ class Evaluation(Callback):
             return True
         done, end = trainer.global_step, updates_to_do(trainer)
         is_last = end is not None and done >= end
-        return self._last is None or done - self._last >= self.min_updates_between or is_last
+        return self.last_update is None or done - self.last_update >= self.min_updates_between or is_last
 
     def _run(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         data = getattr(trainer, "datamodule", None)
         assert isinstance(data, KSMDataModule)
         assert isinstance(pl_module, KernelSimilarityMatching)
-        self._last = trainer.global_step
+        self.last_update = trainer.global_step
         for name, value in self.evaluate(trainer, pl_module, data, stage).items():
             pl_module.log(name, value, prog_bar=self.in_progress_bar)
 

@@ -39,7 +39,7 @@ class FeatureWriter(BasePredictionWriter):
         predictions: Sequence[Any],
         batch_indices: Sequence[Any] | None,
     ) -> None:
-        features = np.concatenate([y.float().cpu().numpy() for y in predictions if isinstance(y, Tensor)])
+        features = np.concatenate([y.cpu().numpy() for y in predictions if isinstance(y, Tensor)])
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_suffix(".draft.npy")
         np.save(draft, features)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ksm_lightning import functional
@@ -70,7 +71,10 @@ class Figures(Callback):
             self._draw(trainer, pl_module, to_files=False)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._draw(trainer, pl_module, to_files=True)
+        try:
+            self._draw(trainer, pl_module, to_files=True)
+        except Exception as error:  # a picture is never worth the run: the last checkpoint is yet to be written
+            rank_zero_warn(f"The figures could not be drawn: {error}")
 
     def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, *, to_files: bool) -> None:
         data = getattr(trainer, "datamodule", None)

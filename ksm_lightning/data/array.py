@@ -1,5 +1,6 @@
 """A user's own arrays: ``.npy``, ``.npz`` or ``.csv``."""
 
+import csv
 import os
 from pathlib import Path
 from typing import Literal
@@ -25,8 +26,8 @@ class ArrayDataModule(KSMDataModule):
             of the ``.csv``, or a ``.npy`` file of its own (training labels only).
         centre: Whether to remove the mean of each feature.
         scaling: Divide by nothing, by the standard deviation of all entries (global), or of each feature.
-        memory_map: Leave a ``.npy`` in its file and read only what a batch needs: always, never, or when it would
-            take more than half of the memory that is free (auto).
+        memory_map: Leave a ``.npy`` in its file and read only what a batch needs: always, never, or when it would not
+            fit into the memory that is free (auto). A ``.npz`` or ``.csv`` must fit; save a larger one as ``.npy``.
         batch_size: Points a batch, on each device.
         updates_per_epoch: Updates from one validation to the next; to the method itself an epoch means nothing.
         eval_batch_size: Points a block in validation, test and prediction.
@@ -77,18 +78,23 @@ class ArrayDataModule(KSMDataModule):
         if labels is None and self.labels and self.labels.endswith(".npy") and not is_test:
             loaded = load_array(Path(self.labels))
             labels = loaded if isinstance(loaded, np.ndarray) else None
-        if labels is not None and not np.array_equal(labels, np.asarray(labels).astype(np.int64)):
-            raise ValueError(f"The labels of {path} must be whole numbers.")
+        if labels is not None:
+            is_whole = labels.dtype.kind in "iub" or (
+                labels.dtype.kind == "f" and bool((labels == np.round(labels)).all())
+            )
+            if not is_whole or not np.isfinite(labels).all():
+                raise ValueError(f"The labels of {path} must be whole numbers.")
         return Dataset(x, labels)
 
     def _read_npy(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         if self.labels and not self.labels.endswith(".npy"):
             raise ValueError(f"A .npy file has no array {self.labels!r}: give the labels a .npy file of their own.")
-        is_mapped = self.memory_map == "always" or (
-            self.memory_map == "auto" and path.stat().st_size > free_memory() / 2
-        )
-        x = load_array(path, mmap_mode="r" if is_mapped else None)
+        x = load_array(path, mmap_mode="r")
         assert isinstance(x, np.ndarray)
+        # The file, its float32 copy and the tensor made of it are in memory together for a moment.
+        needed = x.nbytes + 2 * 4 * x.size
+        if self.memory_map == "never" or (self.memory_map == "auto" and needed <= free_memory()):
+            return np.array(x), None
         return x, None
 
     def _read_npz(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
@@ -103,10 +109,11 @@ class ArrayDataModule(KSMDataModule):
             others = [name for name in names if name != labels]
             key = self.key or (others[0] if len(others) == 1 else "")
             if key not in names:
-                raise ValueError(f"Say which array of {path} holds the points with `key`: {', '.join(names)}.")
+                found = ", ".join(names) or "no array at all"
+                raise ValueError(f"Say which array of {path} holds the points with `key`; it has {found}.")
             try:
                 return arrays[key], arrays[labels] if labels else None
-            except ValueError as error:
+            except Exception as error:  # a damaged archive fails in ways of its own
                 raise ValueError(_damaged(path, error)) from error
 
     def _read_csv(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
@@ -114,9 +121,12 @@ class ArrayDataModule(KSMDataModule):
         if self.labels is None or self.labels.endswith(".npy"):
             return table, None
         columns = header or [str(i) for i in range(table.shape[1])]
-        if self.labels not in columns:
+        if self.labels in columns:
+            column = columns.index(self.labels)
+        elif self.labels.isdigit() and int(self.labels) < table.shape[1]:
+            column = int(self.labels)
+        else:
             raise ValueError(f"{path} has no column {self.labels!r} for labels; it has {', '.join(columns)}.")
-        column = columns.index(self.labels)
         return np.delete(table, column, axis=1), table[:, column]
 
 
@@ -132,7 +142,7 @@ def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray 
 
 
 def _damaged(path: Path, error: Exception) -> str:
-    if "allow_pickle" in str(error) or "pickle" in str(error):
+    if "pickle" in str(error) or "Python objects" in str(error):
         return f"{path} is refused: it is no plain array but holds pickled objects, which could run code."
     return f"{path} is damaged or no NumPy file: {error}."
 
@@ -140,29 +150,37 @@ def _damaged(path: Path, error: Exception) -> str:
 def read_csv(path: Path) -> tuple[np.ndarray, list[str] | None]:
     """Numbers of a CSV (rows, columns) and its header, if the first line holds no number at all.
 
-    Comma, semicolon or tab separate the columns, whichever the first line has.
+    Comma, semicolon or tab separate the columns, whichever the first line has; empty lines are passed over.
 
     Raises:
         ValueError: If a field is no number, a row has another length, or there is no row.
     """
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        first = file.readline().rstrip("\r\n")
-        delimiter = next((mark for mark in ",;\t" if mark in first), ",")
-        fields = [field.strip().strip('"') for field in first.split(delimiter)]
-        header = None if any(_is_number(field) for field in fields) else fields
-        rows = [] if header else [fields]
-        lines = [line.rstrip("\r\n") for line in file]
-    rows += [[field.strip() for field in line.split(delimiter)] for line in lines if line.strip()]
-    table = np.empty((len(rows), len(fields)))
-    for number, row in enumerate(rows):
-        if len(row) != len(fields):
-            raise ValueError(f"{path}: data row {number + 1} has {len(row)} fields and the first line {len(fields)}.")
-        try:
-            table[number] = row
-        except ValueError:
-            text = next(field for field in row if not _is_number(field))
-            raise ValueError(f"{path}: data row {number + 1} holds {text!r}, which is not a number.") from None
-    return table, header
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        first = next((line for line in file if line.strip()), "")
+        file.seek(0)
+        delimiter = next((mark for mark in "\t;," if mark in first), ",")
+        reader = csv.reader(file, delimiter=delimiter)
+        header: list[str] | None = None
+        rows: list[np.ndarray] = []
+        width = 0
+        for fields in reader:
+            if not any(field.strip() for field in fields):
+                continue
+            if width == 0:
+                width = len(fields)
+                if not any(map(_is_number, fields)):
+                    header = [field.strip() for field in fields]
+                    continue
+            if len(fields) != width:
+                raise ValueError(
+                    f"{path}, line {reader.line_num}: {len(fields)} fields where the first line has {width}."
+                )
+            try:
+                rows.append(np.array([float(field) for field in fields]))
+            except ValueError:
+                text = next(field for field in fields if not _is_number(field))
+                raise ValueError(f"{path}, line {reader.line_num}: {text!r} is not a number.") from None
+    return np.stack(rows) if rows else np.empty((0, width)), header
 
 
 def _is_number(field: str) -> bool:
@@ -174,8 +192,11 @@ def _is_number(field: str) -> bool:
 
 
 def free_memory() -> float:
-    """Bytes of memory that are free; infinite where the system does not say."""
+    """Bytes of memory that could be had without swapping; infinite where the system does not say."""
     try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * float(line.split()[1])
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (ValueError, OSError, AttributeError):
         return float("inf")

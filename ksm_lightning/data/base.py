@@ -12,6 +12,8 @@ from torch import Tensor
 from ksm_lightning.data.batches import BatchSource, Blocks
 from ksm_lightning.data.points import Points, Standardisation, check_points
 
+_MOST_PROBED = 100_000
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -101,8 +103,8 @@ class KSMDataModule(L.LightningDataModule):
             labels = torch.tensor(np.asarray(data.labels, dtype=np.int64))
         if isinstance(data.x, np.memmap):
             return Points(data.x, self.standardisation), labels
-        x = torch.tensor(np.asarray(data.x, dtype=np.float32))
-        return Points(self.standardisation(x) if self.standardisation is not None else x), labels
+        x = self.standardisation(data.x) if self.standardisation is not None else np.asarray(data.x, dtype=np.float32)
+        return Points(torch.tensor(x)), labels
 
     @property
     def train_points(self) -> Points:
@@ -134,7 +136,12 @@ class KSMDataModule(L.LightningDataModule):
         if trainer is None:
             return BatchSource(self.train_points, self.batch_size, self.updates_per_epoch, seed=self.batch_seed())
         # Whatever a callback does every so many updates, it does it between two blocks.
-        every = (getattr(callback, "every_n_updates", 0) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        # That goes for Lightning's ModelCheckpoint too, which keeps its number to itself.
+        every = [
+            getattr(callback, name, 0)
+            for callback in trainer.callbacks  # type: ignore[attr-defined]
+            for name in ("every_n_updates", "_every_n_train_steps")
+        ]
         return BatchSource(
             self._on_device(self.train_points),
             self.batch_size,
@@ -171,8 +178,10 @@ class KSMDataModule(L.LightningDataModule):
 
     def probe_indices(self) -> dict[str, Tensor]:
         """Which training points train a probe and which select its penalty: four fifths and the rest, at random."""
-        count = len(self.train_points)
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+        order = torch.randperm(len(self.train_points), generator=torch.Generator().manual_seed(0))
+        if not isinstance(self.train_points.data, Tensor):
+            order = order[:_MOST_PROBED]  # the points are in a file because they do not fit
+        count = len(order)
         return {"train": order[: count * 4 // 5], "validation": order[count * 4 // 5 :]}
 
     def probe_sets(self) -> dict[str, tuple[Tensor, Tensor]] | None:
@@ -205,5 +214,15 @@ class KSMDataModule(L.LightningDataModule):
         return {"seed": self.batch_seed()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with the batches of the run that was saved."""
-        self.seed = int(state_dict["seed"])
+        """Continue with the batches of the run that was saved.
+
+        Raises:
+            ValueError: If another seed was asked for.
+        """
+        saved = int(state_dict["seed"])
+        if self.seed not in (None, saved):
+            raise ValueError(
+                f"The run to continue draws its batches with seed {saved}, but {self.seed} was asked for: leave the "
+                "seed of the data out."
+            )
+        self.seed = saved

@@ -117,7 +117,7 @@ class CroppedMNISTDataModule(KSMDataModule):
 
     def standardise(self, x: np.ndarray) -> Standardisation:
         features = x.shape[1]
-        return Standardisation(torch.zeros(features), torch.full((features,), self._scale))
+        return Standardisation(np.zeros(features), np.full(features, self._scale))
 
     def probe_indices(self) -> dict[str, Tensor]:
         """Digits 0 to 50,000 train a probe and the next 10,000 choose its penalty; test images are in the test set."""

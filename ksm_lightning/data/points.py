@@ -13,13 +13,18 @@ _ROWS_AT_ONCE = 65_536
 
 @dataclass(frozen=True)
 class Standardisation:
-    """``x -> (x - mean) / scale`` with ``mean`` (m,) and ``scale`` (m,), as measured on training data."""
+    """``x -> (x - mean) / scale`` with ``mean`` (m,) and ``scale`` (m,), float64, as measured on training data."""
 
-    mean: Tensor
-    scale: Tensor
+    mean: np.ndarray
+    scale: np.ndarray
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return (x - self.mean.to(x.device)) / self.scale.to(x.device)
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Rows (samples, m) of any dtype, standardised in float64 and then cast to float32."""
+        result = np.empty(rows.shape, dtype=np.float32)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            result[part] = (np.asarray(rows[part], dtype=np.float64) - self.mean) / self.scale
+        return result
 
     @classmethod
     def measure(cls, array: np.ndarray, *, centre: bool, scaling: Scaling) -> "Standardisation":
@@ -43,12 +48,9 @@ class Standardisation:
         if scaling == "global":
             variance = np.full(features, variance.mean() + ((mean - mean.mean()) ** 2).mean())
         # A variance at rounding level is that of a constant feature, which no scale can bring to 1.
-        has_spread = variance > 1e-12 * np.maximum(mean**2, 1e-30)
+        has_spread = variance > (8 * np.finfo(np.float64).eps * np.abs(mean)) ** 2
         scale = np.where(has_spread & (scaling != "none"), np.sqrt(np.maximum(variance, 0)), 1.0)
-        return cls(
-            torch.tensor(mean if centre else np.zeros(features), dtype=torch.float32),
-            torch.tensor(scale, dtype=torch.float32),
-        )
+        return cls(mean if centre else np.zeros(features), scale)
 
 
 class Points:
@@ -98,8 +100,8 @@ class Points:
         return self._read(self.data[start:stop])
 
     def _read(self, rows: np.ndarray) -> Tensor:
-        x = torch.tensor(np.asarray(rows, dtype=np.float32)).to(self.device)
-        return self.standardisation(x) if self.standardisation is not None else x
+        x = self.standardisation(rows) if self.standardisation is not None else np.asarray(rows, dtype=np.float32)
+        return torch.tensor(x).to(self.device)
 
 
 def check_points(array: np.ndarray, name: str) -> None:

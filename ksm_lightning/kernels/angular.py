@@ -11,7 +11,7 @@ from ksm_lightning.kernels.registry import register_kernel
 
 
 def _positive_whole(value: float, name: str, meaning: str) -> int:
-    if isinstance(value, bool) or value != int(value) or value < 1:
+    if isinstance(value, bool) or not math.isfinite(value) or value != int(value) or value < 1:
         raise ValueError(f"`{name}` must be a whole number of at least 1, got {value}. {meaning}")
     return int(value)
 
@@ -72,7 +72,7 @@ class PolynomialKernel(Kernel):
         return self.degree % 2 == 1
 
     def gram(self, u: Tensor, v: Tensor) -> Tensor:
-        return (u @ v.mT).pow_(self.degree)
+        return _power(u @ v.mT, self.degree)
 
     def diag(self, u: Tensor) -> Tensor:
         return (u * u).sum(1) ** self.degree
@@ -93,10 +93,21 @@ class PolynomialKernel(Kernel):
         return 2 * self.degree * norm2 ** (self.degree - 1) * w
 
 
+def _power(base: Tensor, exponent: int) -> Tensor:
+    """``base ** exponent`` by products, which are several times faster than the general power."""
+    if exponent == 1:
+        return base
+    half = _power(base, exponent // 2)
+    return half * half if exponent % 2 == 0 else half * half * base
+
+
 def _norms(u: Tensor) -> tuple[Tensor, Tensor]:
-    """Lengths (n, 1) of rows and unit rows (n, m); the unit row of a zero vector is zero."""
+    """Lengths (n, 1) of rows and unit rows (n, m); the unit row of a zero vector is zero, also for autograd.
+
+    Rows whose squares underflow (lengths below 1e-22 in float32) count as zero.
+    """
     lengths = torch.linalg.vector_norm(u, dim=1, keepdim=True)
-    return lengths, u * torch.where(lengths > 0, 1 / lengths, 0.0)
+    return lengths, u / torch.where(lengths > 0, lengths, 1.0)
 
 
 @register_kernel("power_cosine")
@@ -132,10 +143,12 @@ class PowerCosineKernel(Kernel):
     def gram(self, u: Tensor, v: Tensor) -> Tensor:
         if self.alpha == 1:
             return u @ v.mT
-        u_length, u_unit = _norms(u)
-        v_length, v_unit = _norms(v)
-        cosine = u_unit @ v_unit.mT
-        return cosine.pow_(self.alpha).mul_(u_length).mul_(v_length.mT)
+        # Vectors of length |u|^(1/alpha): the power of their product is the kernel, in one pass over the block.
+        return _power(self._root(u) @ self._root(v).mT, self.alpha)
+
+    def _root(self, u: Tensor) -> Tensor:
+        lengths, unit = _norms(u)
+        return unit * torch.where(lengths > 0, lengths, 1.0) ** (1 / self.alpha)
 
     def diag(self, u: Tensor) -> Tensor:
         return (u * u).sum(1)

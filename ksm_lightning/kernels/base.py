@@ -100,7 +100,10 @@ class Kernel(nn.Module, ABC):
         """Total derivative of ``w_i -> f(w_i, w_i)``: ``w`` (n, m) gives (n, m)."""
         with torch.inference_mode(False), torch.enable_grad():
             w = w.detach().clone().requires_grad_()
-            return torch.autograd.grad(self.diag(w).sum(), w)[0]
+            total = self.diag(w).sum()
+            if not total.requires_grad:  # a diagonal that is constant
+                return torch.zeros_like(w, requires_grad=False)
+            return torch.autograd.grad(total, w, materialize_grads=True)[0]
 
     def params(self) -> dict[str, Any]:
         """The constructor's arguments, by name."""
