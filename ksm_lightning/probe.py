@@ -15,6 +15,8 @@ from ksm_lightning.kernels import full_precision
 Selection = Literal["validation", "paper"]
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _HISTORY = 10
+# A typical <p (1-p)> of a class near the solution; a factor of 3 either way costs some iterations and nothing else.
+_CURVATURE = 0.03
 # Convergence is asked for this rarely, because asking makes the host wait for the device.
 _CHECK_EVERY = 10
 _BYTES_AT_ONCE = 2**29
@@ -49,21 +51,21 @@ def fit_softmax(
     penalties: Sequence[float],
     num_classes: int,
     *,
-    tolerance: float = 1e-6,
+    tolerance: float = 2e-6,
     max_iterations: int = 1000,
 ) -> Classifiers:
     """Minimise ``<cross-entropy> + penalty/2 |W|^2`` from zero for every data set and penalty at once.
 
-    Features are centred and rotated to their principal axes, where the bound of Boehning (1992) on the Hessian,
-    ``1/2 <x x^T> + penalty``, is diagonal; L-BFGS runs on variables scaled by it, which makes a penalty of 1e-5 nearly
-    as quick as one of 1. Fewer samples than features are handled in the space of the samples.
+    Features are centred and rotated to their principal axes, where the mean curvature ``<p (1-p)> <x x^T> + penalty``
+    is nearly diagonal; L-BFGS runs on variables scaled by it, so that small penalties converge too. Fewer samples than
+    features are handled in the space of the samples.
 
     Args:
         x: Features (seeds, samples, features); a data set for each seed.
         labels: Class numbers (seeds, samples), int64.
         penalties: Weight penalties, positive.
         num_classes: Number of classes.
-        tolerance: Stop when a step promises to lower the loss by less than this share of it.
+        tolerance: Stop when a step promises to lower the loss by less than this, in nats.
         max_iterations: Iterations after which to stop in any case.
     """
     seeds, samples, _ = x.shape
@@ -73,8 +75,8 @@ def fit_softmax(
         z = torch.cat([(x - mean) @ axes, x.new_ones(seeds, samples, 1)], dim=2)  # the last column is the bias
         penalty = torch.tensor(penalties, dtype=x.dtype, device=x.device)[:, None].expand(-1, z.shape[2]).clone()
         penalty[:, -1] = 0
-        bound = 0.5 * z.square().mean(1)[:, None] + penalty  # (seeds, penalties, rank + 1)
-        scale = torch.where(bound > 0, bound, 1.0).rsqrt()[..., None]
+        curvature = _CURVATURE * z.square().mean(1)[:, None] + penalty  # (seeds, penalties, rank + 1)
+        scale = torch.where(curvature > 0, curvature, 1.0).rsqrt()[..., None]
         target = torch.nn.functional.one_hot(labels, num_classes).to(x.dtype)  # (seeds, samples, classes)
         objective = _Objective(z, target, penalty[..., None], scale)
         theta, iterations = _minimise(objective, tolerance, max_iterations)
@@ -112,12 +114,13 @@ class _Objective:
         seeds, penalties, rank, classes = phi.shape
         theta = phi * self.scale
         flat = theta.permute(0, 2, 1, 3).reshape(seeds, rank, -1)
-        logits = (self.z @ flat).view(seeds, -1, penalties, classes)
+        # Few columns against many rows: the transposed products are up to six times faster.
+        logits = (flat.mT @ self.z.mT).mT.reshape(seeds, -1, penalties, classes)
         target = self.target[:, :, None]
         log_p = logits.log_softmax(-1)
         loss = -(log_p * target).sum(-1).mean(1) + 0.5 * (self.penalty * theta.square()).sum((2, 3))
         residual = log_p.exp_().sub_(target).div_(self.z.shape[1]).flatten(2)
-        gradient = (self.z.mT @ residual).view(seeds, rank, penalties, classes).permute(0, 2, 1, 3)
+        gradient = (residual.mT @ self.z).view(seeds, penalties, classes, rank).mT
         return loss, (gradient + self.penalty * theta) * self.scale
 
 
@@ -139,7 +142,7 @@ def _minimise(objective: _Objective, tolerance: float, max_iterations: int) -> t
     while iteration < max_iterations:
         direction = _two_loops(gradient, history, gamma)
         slope = _dot(gradient, direction)
-        is_open = -slope > tolerance * loss
+        is_open = -slope > tolerance
         if iteration % _CHECK_EVERY == _CHECK_EVERY - 1:
             keep = is_open.any(0).nonzero()[:, 0]
             solution[:, members] = phi

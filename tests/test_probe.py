@@ -27,7 +27,7 @@ def loss(W, b, x, labels, penalty):
 @pytest.mark.parametrize("samples", [400, 20])
 def test_every_problem_of_the_grid_reaches_the_minimum_of_scikit_learn(samples):
     x, labels = problem(samples=samples)
-    found = fit_softmax(x, labels, PENALTIES, 5)
+    found = fit_softmax(x, labels, PENALTIES, 5, tolerance=1e-8)
     for s in range(2):
         for index, penalty in enumerate(PENALTIES):
             if len(labels[s].unique()) < 5:

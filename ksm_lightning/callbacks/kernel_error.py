@@ -16,8 +16,8 @@ from ksm_lightning.module import KernelSimilarityMatching
 class KernelError(Evaluation):
     """Logs ``val/kernel_nrmse`` and ``test/kernel_nrmse``: ``||F - Y Y^T||_F / ||F||_F`` over all pairs of points.
 
-    ``val`` is over the training points, for which the approximation is made, ``test`` over the test points. In a warm-up
-    F is of the warm-up's kernel. Several processes share the walk over F.
+    ``val`` is over the training points, for which the approximation is made, ``test`` over the test points. In a
+    warm-up F is of the warm-up's kernel. Several processes share the walk over F.
 
     Args:
         max_points: Points to compare at most, a random subset that is always the same; the cost grows with its square.
