@@ -149,9 +149,12 @@ def energy_panel(axes: Axes, updates: Sequence[int], energies: Sequence[float], 
 
 
 def responses_panel(axes: Axes, y: np.ndarray) -> None:
-    """How often neurons respond how strongly, over all points; in units of the responses' root mean square."""
+    """How often neurons respond how strongly, over all points; in units of the responses' root mean square.
+
+    Responses beyond 10 of these units, if there are any, are left out.
+    """
     values = y.ravel() / max(float(np.sqrt((y * y).mean())), 1e-12)
-    axes.hist(np.clip(values, -6, 6), bins=121, range=(-6, 6), density=True, color="#d81f2a", alpha=0.8)
+    axes.hist(values, bins=140, range=(-4, 10), density=True, color="#d81f2a", alpha=0.8)
     axes.axvline(0, color="0.4", linewidth=0.8)
     axes.set(xlabel=r"response $y_i$ / root mean square", ylabel="density", yscale="log")
     axes.set_title("Responses of all neurons")

@@ -43,7 +43,6 @@ def main() -> None:
 
 
 def table(options: argparse.Namespace) -> None:
-    sets = CroppedMNISTDataModule(data_dir=options.data_dir).probe_sets()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     reference = read_reference(options.reference) if options.reference else {}
     encoders = {} if options.no_pixels else {"pixels": None}
@@ -52,6 +51,7 @@ def table(options: argparse.Namespace) -> None:
         if not path:
             raise ValueError(f"--run takes NAME:CKPT, got {run!r}.")
         encoders[name] = KernelSimilarityMatching.load_from_checkpoint(path, map_location=device)
+    sets = CroppedMNISTDataModule(data_dir=options.data_dir).probe_sets()
     rows = []
     print(f"{'':10}" + "".join(f"{labels:>16}" for labels in options.labels), flush=True)
     bar = tqdm(total=len(encoders) * len(options.labels), desc="Probes", leave=False)
