@@ -54,11 +54,12 @@ def fit_softmax(
     tolerance: float = 2e-6,
     max_iterations: int = 1000,
 ) -> Classifiers:
-    """Minimise ``<cross-entropy> + penalty/2 |W|^2`` from zero for every data set and penalty at once.
+    """Minimise ``<cross-entropy> + penalty/2 (|W|^2 + |b|^2)`` from zero for every data set and penalty at once.
 
-    Features are centred and rotated to their principal axes, where the mean curvature ``<p (1-p)> <x x^T> + penalty``
-    is nearly diagonal; L-BFGS runs on variables scaled by it, so that small penalties converge too. Fewer samples than
-    features are handled in the space of the samples.
+    The bias is a weight like the others, as under the paper's weight decay; left free, it spoils a fit to few labels.
+    Features, with a constant one for the bias, are rotated to their principal axes, where the mean curvature
+    ``<p (1-p)> <x x^T> + penalty`` is nearly diagonal; L-BFGS runs on variables scaled by it, so that small penalties
+    converge too. Fewer samples than features are handled in the space of the samples.
 
     Args:
         x: Features (seeds, samples, features); a data set for each seed.
@@ -70,24 +71,20 @@ def fit_softmax(
     """
     seeds, samples, _ = x.shape
     with full_precision(x.device):
-        mean = x.mean(1, keepdim=True)
-        axes = _principal_axes(x - mean)  # (seeds, features, rank)
-        z = torch.cat([(x - mean) @ axes, x.new_ones(seeds, samples, 1)], dim=2)  # the last column is the bias
-        penalty = torch.tensor(penalties, dtype=x.dtype, device=x.device)[:, None].expand(-1, z.shape[2]).clone()
-        penalty[:, -1] = 0
-        curvature = _CURVATURE * z.square().mean(1)[:, None] + penalty  # (seeds, penalties, rank + 1)
-        scale = torch.where(curvature > 0, curvature, 1.0).rsqrt()[..., None]
+        x = torch.cat([x, x.new_ones(seeds, samples, 1)], dim=2)
+        axes = _principal_axes(x)  # (seeds, features + 1, rank)
+        z = x @ axes  # (seeds, samples, rank)
+        penalty = torch.tensor(penalties, dtype=x.dtype, device=x.device)[:, None, None]
+        curvature = _CURVATURE * z.square().mean(1)[:, None, :, None] + penalty  # (seeds, penalties, rank, 1)
         target = torch.nn.functional.one_hot(labels, num_classes).to(x.dtype)  # (seeds, samples, classes)
-        objective = _Objective(z, target, penalty[..., None], scale)
-        theta, iterations = _minimise(objective, tolerance, max_iterations)
-        theta = theta * scale  # (seeds, penalties, rank + 1, classes)
-        W = axes[:, None] @ theta[:, :, :-1]  # (seeds, penalties, features, classes)
-        b = theta[:, :, -1] - (mean[:, None] @ W)[:, :, 0]
-    return Classifiers(W, b, iterations)
+        objective = _Objective(z, target, penalty, curvature.rsqrt())
+        phi, iterations = _minimise(objective, tolerance, max_iterations)
+        weights = axes[:, None] @ (phi * objective.scale)  # (seeds, penalties, features + 1, classes)
+    return Classifiers(weights[:, :, :-1], weights[:, :, -1], iterations)
 
 
 def _principal_axes(x: Tensor) -> Tensor:
-    """Orthonormal axes (seeds, features, rank) that span centred rows ``x`` (seeds, samples, features)."""
+    """Orthonormal axes (seeds, features, rank) that span the rows ``x`` (seeds, samples, features)."""
     _, samples, features = x.shape
     if samples >= features:
         directions: Tensor = torch.linalg.eigh(x.mT @ x / samples)[1]

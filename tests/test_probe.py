@@ -21,7 +21,18 @@ def problem(seeds=2, samples=400, features=30, classes=5, seed=0):
 
 def loss(W, b, x, labels, penalty):
     logits = x.double() @ W.double() + b.double()
-    return (torch.nn.functional.cross_entropy(logits, labels) + penalty / 2 * W.double().square().sum()).item()
+    squares = W.double().square().sum() + b.double().square().sum()
+    return (torch.nn.functional.cross_entropy(logits, labels) + penalty / 2 * squares).item()
+
+
+def scikit_learn(x, labels, penalty, tolerance=1e-10):
+    """The minimiser by Newton's method, the bias a weight like the others."""
+    model = LogisticRegression(
+        C=1 / (penalty * len(x)), solver="newton-cholesky", tol=tolerance, fit_intercept=False, max_iter=1000
+    )
+    model.fit(torch.cat([x, torch.ones(len(x), 1)], dim=1).double().numpy(), labels.numpy())
+    weights = torch.tensor(model.coef_.T)
+    return weights[:-1], weights[-1]
 
 
 @pytest.mark.parametrize("samples", [400, 20])
@@ -32,9 +43,7 @@ def test_every_problem_of_the_grid_reaches_the_minimum_of_scikit_learn(samples):
         for index, penalty in enumerate(PENALTIES):
             if len(labels[s].unique()) < 5:
                 continue
-            reference = LogisticRegression(C=1 / (penalty * samples), solver="newton-cholesky", tol=1e-10)
-            reference.fit(x[s].double().numpy(), labels[s].numpy())
-            least = loss(torch.tensor(reference.coef_.T), torch.tensor(reference.intercept_), x[s], labels[s], penalty)
+            least = loss(*scikit_learn(x[s], labels[s], penalty), x[s], labels[s], penalty)
             mine = loss(found.W[s, index], found.b[s, index], x[s], labels[s], penalty)
             # Where the classes can be separated, the loss itself is small and float32 ends the descent.
             assert mine <= least * (1 + 1e-4) + 5e-6
@@ -43,10 +52,9 @@ def test_every_problem_of_the_grid_reaches_the_minimum_of_scikit_learn(samples):
 def test_double_precision_reaches_the_minimiser_itself():
     x, labels = problem(seeds=1)
     found = fit_softmax(x.double(), labels, [0.01], 5, tolerance=1e-14)
-    reference = LogisticRegression(C=1 / (0.01 * 400), solver="newton-cholesky", tol=1e-12).fit(
-        x[0].double().numpy(), labels[0]
-    )
-    np.testing.assert_allclose(found.W[0, 0].numpy(), reference.coef_.T, atol=1e-5)
+    W, b = scikit_learn(x[0], labels[0], 0.01, 1e-12)
+    np.testing.assert_allclose(found.W[0, 0].numpy(), W.numpy(), atol=1e-5)
+    np.testing.assert_allclose(found.b[0, 0].numpy(), b.numpy(), atol=1e-5)
 
 
 def test_seeds_and_penalties_do_not_influence_each_other():
@@ -56,12 +64,25 @@ def test_seeds_and_penalties_do_not_influence_each_other():
     torch.testing.assert_close(together.W[1, 1], alone.W[0, 0], rtol=1e-2, atol=1e-3)
 
 
-def test_a_constant_feature_and_a_shift_change_nothing():
+def test_a_rotation_and_an_empty_feature_change_nothing():
     x, labels = problem(seeds=1)
-    plain = fit_softmax(x, labels, [1e-2], 5)
-    padded = fit_softmax(torch.cat([x + 10, torch.full((1, 400, 1), 7.0)], dim=2), labels, [1e-2], 5)
-    torch.testing.assert_close(padded.W[0, 0, :-1], plain.W[0, 0], rtol=1e-2, atol=1e-3)
-    assert padded.W[0, 0, -1].abs().max() < 1e-3
+    plain = fit_softmax(x, labels, [1e-2], 5, tolerance=1e-8)
+    rotation = torch.linalg.qr(torch.randn(31, 31, generator=torch.Generator().manual_seed(0)))[0]
+    turned = torch.cat([x, torch.zeros(1, 400, 1)], dim=2) @ rotation
+    found = fit_softmax(turned, labels, [1e-2], 5, tolerance=1e-8)
+    expected = torch.cat([plain.W[0, 0], torch.zeros(1, 5)])
+    torch.testing.assert_close(rotation @ found.W[0, 0], expected, rtol=1e-2, atol=2e-3)
+    torch.testing.assert_close(found.b, plain.b, rtol=1e-2, atol=2e-3)
+
+
+def test_one_label_a_class_is_enough_for_separate_classes():
+    """A free bias would fit the few labels without looking at the features."""
+    g = torch.Generator().manual_seed(0)
+    centres = 3 * torch.randn(5, 40, generator=g)
+    labels = torch.arange(500) % 5
+    x = centres[labels] * torch.rand(500, 1, generator=g).add(0.5) + torch.randn(500, 40, generator=g)
+    found = linear_probe((x, labels), (x, labels), (x, labels), per_class=1)
+    assert found.accuracy > 0.95
 
 
 def test_it_works_under_inference_mode_and_leaves_the_random_stream_alone():
