@@ -1,5 +1,6 @@
 """The command ``ksm``: fit, validate, test and predict from YAML files and options."""
 
+import argparse
 import logging
 import os
 import re
@@ -116,8 +117,12 @@ class KSMCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The callbacks that a command always has, each with its own group of options."""
-        for name, callback in _CALLBACKS[self._preparing].items():
+        own = _CALLBACKS[self._preparing]
+        for name, callback in own.items():
             parser.add_lightning_class_args(callback, name)
+        # A file serves every command, the config.yaml of a run above all: sections of other commands are passed over.
+        for name in sorted({name for group in _CALLBACKS.values() for name in group} - set(own)):
+            parser.add_argument(f"--{name}", type=dict | None, default=None, help=argparse.SUPPRESS)
 
     # ------------------------------------------------------------------ configuration
 

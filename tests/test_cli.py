@@ -104,6 +104,11 @@ def test_validate_test_and_predict_use_the_checkpoint_and_leave_no_run(capsys):
     run("validate", *data, "--ckpt_path", checkpoint)
     out = capsys.readouterr().out
     assert float(re.search(r"val/kernel_nrmse\s+│?\s*([\d.]+)", out)[1]) == pytest.approx(printed, abs=1e-4)
+    # The run's own configuration serves as well.
+    run("validate", "--config", "runs/half_moons/version_0/config.yaml", "--ckpt_path", checkpoint)
+    assert float(re.search(r"val/kernel_nrmse\s+│?\s*([\d.]+)", capsys.readouterr().out)[1]) == pytest.approx(
+        printed, abs=1e-4
+    )
     run("test", *data, "--ckpt_path", checkpoint)
     assert "test/kernel_nrmse" in capsys.readouterr().out
     run("predict", *data, "--ckpt_path", checkpoint, "--features.path=y.npy")

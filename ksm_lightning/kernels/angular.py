@@ -125,9 +125,9 @@ class PowerCosineKernel(Kernel):
         ValueError: If ``alpha`` is not a whole number of at least 1.
 
     Example:
-        >>> PowerCosineKernel(alpha=3)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([[3.0, 0.0]]))
-        tensor([[6.],
-                [0.]])
+        >>> PowerCosineKernel(alpha=2)(torch.tensor([[4.0, 0.0], [0.0, 0.0]]), torch.tensor([[9.0, 0.0]]))
+        tensor([[36.],
+                [ 0.]])
     """
 
     degree = 1
