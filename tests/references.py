@@ -59,8 +59,8 @@ def differentiable_energy(kernel, x: Tensor, y: Tensor, W: Tensor, q: Tensor, L:
     """The energy for autograd, with y a constant and ``f(w_i, w_i)`` through both arguments."""
     k = kernel.gram(x, W)
     norms = torch.stack([kernel.gram(w[None], w[None])[0, 0] for w in W])
-    if kernel.degree == 0:  # an angle alone: f(w, w) is 1, but autograd of acos at 1 gives infinity times 0
-        norms = torch.ones(len(W), dtype=W.dtype)
+    if hasattr(kernel, "order"):  # arc-cosine, by hand: acos at an angle of 0 has an infinite slope
+        norms = (W * W).sum(1) ** kernel.order
     C = y.mT @ y / len(y)
     return (
         -(q * k * y).sum(1).mean()

@@ -45,12 +45,7 @@ def test_gradients_by_the_autograd_fallback_equal_autograd_of_the_energy(spec, k
     x, W, q, L = state()
     fallback = Fallback(**spec[1])
     if spec == ("arc_cosine", {"order": 0}):
-        # Autograd meets the cusp of f(w, w) at angle 0 here, where only the closed form knows the answer.
-        fallback.diag, fallback.diag_gradient = kernel.diag, kernel.diag_gradient
-        step = functional.hebbian_step(fallback, x, W, q, L, RIDGE)
-        closed = functional.hebbian_step(kernel, x, W, q, L, RIDGE)
-        assert_close(step.gradients.W, closed.gradients.W, rtol=1e-9, atol=1e-9)
-        return
+        fallback.diag = kernel.diag  # f(w, w) by acos has an error of sqrt(eps), as the kernel's docstring says
     step = functional.hebbian_step(fallback, x, W, q, L, RIDGE)
     for value, reference in zip(step.gradients, autograd_gradients(kernel, x, step.y, W, q, L), strict=True):
         assert_close(value, reference, rtol=1e-9, atol=1e-9)
