@@ -24,7 +24,8 @@ CUDA = torch.device("cuda:0")
 def fake():
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
         try:
-            torch.zeros(1, device=CUDA) + torch.tensor(1, device=CUDA)
+            torch.zeros(3, device=CUDA)[0].add_(torch.tensor(1, device=CUDA))
+            torch.arange(3, device=CUDA)[:, None] * 2
         except RuntimeError as error:
             if "CUDA error" in str(error):
                 pytest.skip(f"the fake CUDA tensors of torch {torch.__version__} need a driver")
