@@ -350,6 +350,8 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated.*")
     warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks")
     warnings.filterwarnings("ignore", message="Couldn't infer the batch indices")
+    # Scores are the same on every rank before they are logged.
+    warnings.filterwarnings("ignore", message="It is recommended to use .*sync_dist=True")
 
 
 if __name__ == "__main__":
