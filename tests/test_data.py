@@ -133,6 +133,14 @@ def test_nothing_is_changed_without_centring_and_scaling():
     np.testing.assert_array_equal(Standardisation.measure(x, centre=False, scaling="none")(x), x)
 
 
+def test_points_are_copied_to_a_device_once():
+    points = Points(torch.zeros(3, 2))
+    assert points.to("cpu") is points
+    moved = points.to("meta")
+    assert moved.data.device == torch.device("meta")
+    assert points.to("meta") is moved
+
+
 # ---------------------------------------------------------------------- built-in data
 
 

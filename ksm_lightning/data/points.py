@@ -74,6 +74,7 @@ class Points:
         self.device = torch.device(device)
         self.standardisation = standardisation
         self.data = data.to(self.device) if isinstance(data, Tensor) else data
+        self._moved: Points | None = None
 
     def __len__(self) -> int:
         return len(self.data)
@@ -84,8 +85,12 @@ class Points:
         return int(self.data.shape[1])
 
     def to(self, device: torch.device | str) -> "Points":
-        """The same points answered on another device."""
-        return self if torch.device(device) == self.device else Points(self.data, self.standardisation, device)
+        """The same points answered on another device; the copy is made once, however often it is asked for."""
+        if torch.device(device) == self.device:
+            return self
+        if self._moved is None or self._moved.device != torch.device(device):
+            self._moved = Points(self.data, self.standardisation, device)
+        return self._moved
 
     def take(self, indices: Tensor) -> Tensor:
         """Rows by index: (b,) gives (b, m)."""
