@@ -17,9 +17,10 @@ from ksm_lightning.kernels import (
 from ksm_lightning.metrics import KernelNRMSE, kernel_nrmse
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network import KSMNetwork
-from ksm_lightning.schedule import Phase, Schedule
+from ksm_lightning.schedule import AdaptiveSchedule, Phase, Schedule
 
 __all__ = [
+    "AdaptiveSchedule",
     "ArcCosineKernel",
     "ArrayDataModule",
     "CauchyKernel",

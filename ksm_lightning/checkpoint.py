@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from ksm_lightning.kernels import make_kernel
-from ksm_lightning.schedule import Schedule
+from ksm_lightning.schedule import Schedule, make_schedule
 
+FORMAT = 1
+"""Number of the checkpoint's format; it changes whenever older files would be misread."""
 _HYPER_PARAMETERS = {
-    "num_neurons", "in_features", "kernel", "kernel_params", "ridge", "init", "init_scale", "solver", "phases",
+    "num_neurons", "in_features", "kernel", "kernel_params", "ridge", "init", "init_scale", "solver", "updates",
+    "phases", "consolidate",
 }  # fmt: skip
 
 
@@ -39,15 +42,27 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         ) from error
     except Exception as error:  # a damaged file can fail in any way
         raise ValueError(f"The checkpoint {path} is damaged or incomplete: use an older one of the run.") from error
-    _check(content, path)
+    check_content(content, str(path))
     return content
 
 
-def _check(content: Any, path: Path) -> None:
+def check_content(content: Any, path: str) -> None:
+    """Refuse what is no whole checkpoint of this version; ``path`` is what the sentence calls it.
+
+    Raises:
+        ValueError: If it is not.
+    """
     keys = ("state_dict", "hyper_parameters")
     if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in keys):
         raise ValueError(f"{path} is no checkpoint of ksm_lightning: it lacks {' and '.join(keys)}.")
     hparams, state = content["hyper_parameters"], content["state_dict"]
+    about = content.get("ksm_lightning")
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        found = about.get("format") if isinstance(about, dict) else None
+        raise ValueError(
+            f"{path} was written by another version of ksm_lightning: its format is {found}, and this version reads "
+            f"{FORMAT}."
+        )
     if set(hparams) != _HYPER_PARAMETERS:
         odd = sorted(set(hparams) ^ _HYPER_PARAMETERS)
         raise ValueError(f"{path} was written by another version or model: its {', '.join(odd)} do not fit this one.")
@@ -55,13 +70,19 @@ def _check(content: Any, path: Path) -> None:
         raise ValueError(f"{path} names no kernel.")
     try:
         kernel = make_kernel(hparams["kernel"], **(hparams["kernel_params"] or {}))
-        for phase in Schedule(hparams["phases"]).phases:
+        schedule = make_schedule(hparams["phases"], hparams["updates"])
+        for phase in schedule.phases if isinstance(schedule, Schedule) else ():
             kernel.with_params(**phase.kernel_params)
     except (ValueError, TypeError) as error:
         raise ValueError(f"The checkpoint {path} cannot be used: {error}") from error
+    factor, ridge, update = about.get("rate_factor"), hparams["ridge"], content.get("global_step")
+    if not (isinstance(factor, float) and 0 < factor <= 1 and isinstance(ridge, float | int) and ridge > 0):
+        raise ValueError(f"{path} contradicts itself: its rate_factor is {factor} and its ridge {ridge}.")
+    if not isinstance(update, int) or update < 0:
+        raise ValueError(f"{path} does not say how many updates it has seen.")
     n, m = hparams["num_neurons"], hparams["in_features"]
     expected = {"network.W": (n, m), "network.q": (n,), "network.L": (n, n)}
     for name, shape in expected.items():
-        found = tuple(state[name].shape) if name in state else None
+        found = tuple(state[name].shape) if isinstance(state.get(name), torch.Tensor) else None
         if found != shape:
             raise ValueError(f"The checkpoint {path} contradicts itself: {name} should be {shape} and is {found}.")

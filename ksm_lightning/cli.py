@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from ksm_lightning import callbacks, data  # noqa: F401  (their classes can be named without a path)
 from ksm_lightning.callbacks import (
+    DivergenceGuard,
     FeatureWriter,
     Figures,
     KernelError,
@@ -43,7 +44,7 @@ _COMMANDS = {
 }
 _EVALUATIONS: dict[str, type[L.Callback]] = {"kernel_error": KernelError, "probe": LinearProbe, "kmeans": KMeansProbe}
 _CALLBACKS: dict[str, dict[str, type[L.Callback]]] = {
-    "fit": {**_EVALUATIONS, "figures": Figures, "checkpoint": UpdateCheckpoint},
+    "fit": {**_EVALUATIONS, "figures": Figures, "guard": DivergenceGuard, "checkpoint": UpdateCheckpoint},
     "validate": _EVALUATIONS,
     "test": _EVALUATIONS,
     "predict": {"features": FeatureWriter},
@@ -167,6 +168,8 @@ class KSMCLI(LightningCLI):
                     "to continue that run, or drop --ckpt_path to start a new one."
                 )
         keep = set(said) - set(_FIXED) if command == "fit" else {"solver"} & set(said)
+        if {"phases", "updates"} & keep:  # both say how long and how fast: one said leaves no room for the other
+            keep |= {"phases", "updates"}
         for name, value in saved.items():
             if name not in keep:
                 self.config[command]["model"][name] = value
@@ -228,7 +231,7 @@ class KSMCLI(LightningCLI):
         if end <= self._resumed_at:
             raise UserError(
                 f"Nothing is left to do: the run ends with update {end:,} and {self._resumed_at:,} are done; give "
-                "longer --model.phases or more --trainer.max_steps."
+                "more --model.updates, longer --model.phases or more --trainer.max_steps."
             )
         self._check_data()
         if self.trainer.is_global_zero:
@@ -279,6 +282,9 @@ class KSMCLI(LightningCLI):
         if error is not None:
             when = "Final kernel NRMSE:" if done in scored else f"Kernel NRMSE at update {scored[0]:,}:"
             lines.append(f"{when} {float(error):.4f}")
+        nystroem = self.trainer.callback_metrics.get("val/kernel_nrmse_nystroem")
+        if nystroem is not None:
+            lines.append(f"Nystroem readout:   {float(nystroem):.4f}")
         probe = self.trainer.callback_metrics.get("test/probe_accuracy")
         if probe is not None:
             lines.append(f"Linear probe:       {100 * float(probe):.2f} % of the test labels")

@@ -195,7 +195,9 @@ class Step(NamedTuple):
 
 
 @torch.no_grad()
-def hebbian_step(kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, L: Tensor, ridge: float) -> Step:
+def hebbian_step(
+    kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, L: Tensor, ridge: float, *, limit: float | None = None
+) -> Step:
     """Responses to a batch and the gradients of its energy, all from the same state.
 
     The responses minimise the energy, so nothing is differentiated through them.
@@ -207,11 +209,17 @@ def hebbian_step(kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, L: Tensor, rid
         q: Gains (n,).
         L: Lateral weights (n, n).
         ridge: The paper's lambda.
+        limit: Responses longer than ``limit sqrt(f(x, x))`` are shortened to that; none are unless given. At a solution
+            ``|y|^2`` is about ``f(x, x)``, so what is longer says that L does not know its direction yet.
     """
     with full_precision(x.device):
         k, pullback = kernel.value_and_pullback(x, W)  # (batch, n)
         factor = factorise(L, ridge)
         y = solve(q * k, factor)  # (batch, n)
+        if limit is not None:
+            length = torch.linalg.vector_norm(y, dim=1, keepdim=True)
+            allowed = kernel.diag(x).clamp(min=0).sqrt_().mul_(limit)[:, None]
+            y = y * (allowed / length.clamp(min=torch.finfo(y.dtype).tiny)).clamp_(max=1)
         C = correlation(y)  # (n, n)
         self_similarity = kernel.diag(W)  # (n,)
         gradients = Gradients(

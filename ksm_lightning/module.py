@@ -1,37 +1,62 @@
 """The network as a LightningModule: manual optimisation on two time scales, logging."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import lightning as L
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from ksm_lightning import functional
-from ksm_lightning.checkpoint import read_checkpoint
+from ksm_lightning import functional, learning
+from ksm_lightning.checkpoint import FORMAT, check_content, read_checkpoint
 from ksm_lightning.data import KSMDataModule, UpdateBlock
-from ksm_lightning.functional import Step
+from ksm_lightning.functional import Gradients, Step
 from ksm_lightning.initialisation import DataInit, Initialiser, NormalInit
 from ksm_lightning.kernels import full_precision, make_kernel
 from ksm_lightning.network import KSMNetwork, Solver
-from ksm_lightning.schedule import Phase, Schedule, half_moons_phases
+from ksm_lightning.readout import make_reader, read_out
+from ksm_lightning.schedule import PaperSchedule, Phase, Rates, Schedule, make_schedule
 
 Init = Literal["normal", "data"]
-# Starting points are drawn from at most this many candidates a neuron: more cost time and change nothing.
-_CANDIDATES_PER_NEURON = 50
+# Starting points are drawn from so many candidates: more cost time and change nothing.
+_CANDIDATES, _CANDIDATES_PER_NEURON = 2000, 10
+_PAPER_RIDGE = 1e-3
+
+
+class Snapshot(NamedTuple):
+    """A copy of what learns."""
+
+    W: Tensor
+    q: Tensor
+    L: Tensor
+
+
+class Computed(NamedTuple):
+    """An update that has not been made yet."""
+
+    step: Step
+    gradients: Gradients
+    directions: Gradients
+    rates: Rates
 
 
 class KernelSimilarityMatching(L.LightningModule):
     """Trains a :class:`KSMNetwork`: W and q descend the energy, L ascends it, each update from one batch.
 
     The gradients have closed forms, so nothing is back-propagated. One SGD optimizer has three named groups (W, q, L),
-    the last of them ascending; W's gradient is divided by q^2. Rates and kernel parameters are a function of the update
-    count (``trainer.global_step``), so that a resumed run continues exactly; training ends with the last phase.
+    the last of them ascending. Rates and kernel parameters are a function of the update count
+    (``trainer.global_step``), so that a resumed run continues exactly; training ends with the schedule.
+
+    Two kinds of schedule: the adaptive one (the default) takes steps in natural units, begins at the optimal scale with
+    the exact L, moves landmarks that explain nothing, and ends with the exact L again; see
+    :class:`ksm_lightning.schedule.AdaptiveSchedule` for what of this is provable. ``phases`` are the paper's rules and
+    nothing else.
 
     Args:
         num_neurons: Neurons n, the dimension of the representation.
@@ -39,11 +64,15 @@ class KernelSimilarityMatching(L.LightningModule):
         kernel: Registered name of the kernel: gaussian, laplacian, cauchy, linear, polynomial, power_cosine,
             arc_cosine, or your own.
         kernel_params: The kernel's numbers, such as ``{sigma: 0.3}``; its defaults unless given.
-        ridge: The paper's lambda, positive.
+        ridge: The paper's lambda, positive. Unless given it is the paper's 0.001 with ``phases``, and
+            ``0.005 <f(x, x)> / n`` in the adaptive schedule, which does not depend on the similarity's scale.
         init: Start of W: ``normal`` is the paper's, ``data`` draws data points by kernel k-means++.
         init_scale: Standard deviation of the normal start; the paper has 1, which loses neurons on half moons.
         solver: ``closed_form`` or, to see the recurrent network settle, ``dynamics`` (validation and prediction).
-        phases: The schedule; the paper's for half moons unless given.
+        updates: Length of the adaptive schedule; 5,000 unless given.
+        phases: Phases of constant rates instead: a list, or ``paper_half_moons`` or ``paper_mnist``.
+        consolidate: Whether a finished schedule ends with the exact L for all data; the adaptive one does unless told
+            otherwise, phases do not.
 
     Raises:
         ValueError: If a value is impossible, or the kernel's name is not registered.
@@ -60,17 +89,19 @@ class KernelSimilarityMatching(L.LightningModule):
         in_features: int | None = None,
         kernel: str = "gaussian",
         kernel_params: dict[str, float] | None = None,
-        ridge: float = 1e-3,
+        ridge: float | None = None,
         init: Init = "data",
         init_scale: float = 0.5,
         solver: Solver = "closed_form",
-        phases: list[Phase] | None = None,
+        updates: int | None = None,
+        phases: list[Phase] | PaperSchedule | None = None,
+        consolidate: bool | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.schedule = Schedule(half_moons_phases() if phases is None else phases)
+        self.schedule = make_schedule(phases, updates)
         self.kernel = make_kernel(kernel, **(kernel_params or {}))
-        for phase in self.schedule.phases:
+        for phase in self.schedule.phases if isinstance(self.schedule, Schedule) else ():
             self.kernel.with_params(**phase.kernel_params)
         if init not in ("normal", "data"):
             raise ValueError(f"`init` must be 'normal' or 'data', got {init!r}.")
@@ -80,27 +111,38 @@ class KernelSimilarityMatching(L.LightningModule):
                 "in_features": in_features,
                 "kernel": kernel,
                 "kernel_params": self.kernel.params(),
-                "ridge": ridge,
+                "ridge": _PAPER_RIDGE if ridge is None and not self.schedule.is_natural else ridge,
                 "init": init,
                 "init_scale": init_scale,
                 "solver": solver,
-                "phases": self.schedule.as_primitives(),
+                "updates": self.schedule.total_updates if self.schedule.is_natural else None,
+                "phases": self.schedule.as_primitives() if isinstance(self.schedule, Schedule) else None,
+                "consolidate": self.schedule.is_natural if consolidate is None else consolidate,
             }
         )
         # Without `in_features` this one is a stand-in: it refuses impossible values now, not when the data is there.
         self.network = self._make_network(1 if in_features is None else in_features, NormalInit(init_scale))
         self._knows_features = in_features is not None
         self._awaits_data = in_features is None or init == "data"
+        self._awaits_start = self.schedule.is_natural
         self.has_updated = False
+        self.rate_factor = 1.0
+        """What every rate is multiplied with; the divergence guard halves it."""
+        self.is_guarded = False
+        """Whether a guard looks after divergence, so that this module need not."""
+        self.should_pause = False
+        """Set to leave a block of updates early; the trainer is told by whoever sets it."""
+        self._reader: Callable[[Tensor], Tensor] | None = None
+        self.energy: Tensor | None = None
+        """Energy of the last batch of the last block, before its update; float64, this process's own."""
         self.apply_schedule(0)
 
     def _make_network(
         self, in_features: int, init: Initialiser, generator: torch.Generator | None = None
     ) -> KSMNetwork:
         hparams = self.hparams
-        return KSMNetwork(
-            self.kernel, in_features, hparams["num_neurons"], hparams["ridge"], init, hparams["solver"], generator
-        )
+        ridge = _PAPER_RIDGE if hparams["ridge"] is None else hparams["ridge"]
+        return KSMNetwork(self.kernel, in_features, hparams["num_neurons"], ridge, init, hparams["solver"], generator)
 
     # ------------------------------------------------------------------ life of a run
 
@@ -110,25 +152,43 @@ class KernelSimilarityMatching(L.LightningModule):
         Raises:
             ValueError: If data and model do not fit, or the data needed is not there.
         """
-        data = getattr(self.trainer, "datamodule", None)
-        data = data if isinstance(data, KSMDataModule) else None
+        data = self._data()
         if self._knows_features and data is not None and data.in_features != self.network.in_features:
             raise ValueError(
                 f"The data has {data.in_features} features, but the model was made for in_features="
                 f"{self.network.in_features}: set `in_features` to {data.in_features}, or leave it out."
             )
-        if not self._awaits_data or (self._knows_features and self.trainer.state.fn != "fit"):
+        if self._knows_features and self.trainer.state.fn != "fit":
             return
+        # Lightning makes the training device the default here; points and random streams are still the CPU's.
+        with torch.device("cpu"):
+            # A stream of its own from the seed of the run: how far the global one has come depends on the strategy.
+            generator = torch.Generator().manual_seed(torch.initial_seed())
+            candidates = self._candidates(data, generator) if data is not None and self._wants_candidates() else None
+            if self._awaits_data:
+                self._meet(data, candidates, generator)
+            if self._awaits_start and candidates is not None:
+                self._start(candidates)
+
+    def _data(self) -> KSMDataModule | None:
+        """The trainer's datamodule, if it is one of ours."""
+        data = getattr(self.trainer, "datamodule", None)
+        return data if isinstance(data, KSMDataModule) else None
+
+    def _wants_candidates(self) -> bool:
+        return self._awaits_start or (self._awaits_data and self.hparams["init"] == "data")
+
+    def _meet(self, data: KSMDataModule | None, candidates: Tensor | None, generator: torch.Generator) -> None:
+        """Make the network that waited for the data."""
         if data is None:
             raise ValueError(
                 "Only a datamodule of ksm_lightning can tell the model its input size and starting points: "
                 "give `in_features` and `init='normal'`, or use ArrayDataModule."
             )
-        # A stream of its own from the seed of the run: how far the global one has come depends on the strategy.
-        generator = torch.Generator().manual_seed(torch.initial_seed())
         init: Initialiser = NormalInit(self.hparams["init_scale"])
         if self.hparams["init"] == "data":
-            init = DataInit(self._candidates(data, generator))
+            assert candidates is not None
+            init = DataInit(candidates)
         self.network = self._make_network(data.in_features, init, generator)
         self.hparams["in_features"] = data.in_features
         self._knows_features, self._awaits_data = True, False
@@ -136,11 +196,21 @@ class KernelSimilarityMatching(L.LightningModule):
 
     def _candidates(self, data: KSMDataModule, generator: torch.Generator) -> Tensor:
         points = data.train_points
-        count = min(len(points), _CANDIDATES_PER_NEURON * int(self.hparams["num_neurons"]))
+        count = max(_CANDIDATES, _CANDIDATES_PER_NEURON * int(self.hparams["num_neurons"]))
         return points.take(torch.randperm(len(points), generator=generator)[:count])
+
+    def _start(self, x: Tensor) -> None:
+        """Begin the adaptive schedule from a sample (samples, m) that is the same on every process."""
+        x = x.to(self.network.W)
+        if self.hparams["ridge"] is None:
+            self.network.ridge = learning.natural_ridge(self.network.kernel, x, self.network.num_neurons)
+            self.hparams["ridge"] = self.network.ridge
+        learning.start(self.network, x)
+        self._awaits_start = False
 
     def on_fit_start(self) -> None:
         """Refuse precisions that the update cannot have."""
+        self.should_pause = False
         if self.trainer.precision not in ("32-true", "64-true"):
             raise ValueError(
                 f"The update solves linear systems and needs full precision: set `precision` to 32-true or 64-true, "
@@ -169,104 +239,234 @@ class KernelSimilarityMatching(L.LightningModule):
         return torch.optim.SGD(groups, lr=0.0)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up the kernel parameters of the phase that the checkpoint was saved in."""
-        self._awaits_data = False
-        self.apply_schedule(int(checkpoint.get("global_step", 0)))
+        """Take up where the checkpoint was saved: the ridge, the phase's kernel, and steps that a guard has halved.
 
-    def apply_schedule(self, update: int) -> dict[str, float]:
-        """Set the kernel for the update with this number and return its rates by parameter."""
-        phase = self.schedule.at(update)
-        kernel = self.kernel.with_params(**phase.kernel_params) if phase.kernel_params else self.kernel
+        Raises:
+            ValueError: If the checkpoint is not of this version, or of another network.
+        """
+        check_content(checkpoint, "The checkpoint")
+        saved = checkpoint["hyper_parameters"]
+        for name in ("num_neurons", "in_features", "kernel", "kernel_params"):
+            if self.hparams[name] not in (None, saved[name]):
+                raise ValueError(
+                    f"The checkpoint is of another network: it has {name}={saved[name]}, and the model "
+                    f"{self.hparams[name]}."
+                )
+        self.network.ridge = self.hparams["ridge"] = float(saved["ridge"])
+        self._awaits_data = self._awaits_start = False
+        self.rate_factor = float(checkpoint["ksm_lightning"]["rate_factor"])
+        self.apply_schedule(checkpoint["global_step"])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say what wrote this, and what the update count does not tell."""
+        checkpoint["ksm_lightning"] = {"format": FORMAT, "rate_factor": self.rate_factor}
+
+    def apply_schedule(self, update: int) -> None:
+        """Set the kernel for the update with this number."""
+        changes = self.schedule.kernel_params(update)
+        kernel = self.kernel.with_params(**changes) if changes else self.kernel
         if self.network.kernel.params() != kernel.params():
             self.network.kernel = kernel
-        rates = phase.rates()
-        if self.network.kernel.is_homogeneous:
-            rates["q"] = 0.0
-        return rates
 
     # ------------------------------------------------------------------ one update
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One update for each batch of a block, or for the one batch of another loader."""
-        batches = batch.x if isinstance(batch, UpdateBlock) else inputs_of(batch)[None]
+        batches = batches_of(batch)  # (updates, batch, m)
         self.network.check_input(batches[0])
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         log_every: int = getattr(self.trainer, "log_every_n_steps", 0)  # 0 in a barebones trainer
         update = self.global_step
-        for x in batches[: max(0, self.schedule.total_updates - update)]:
-            self._update(x, optimizer, update, is_logged=bool(log_every) and (update + 1) % log_every == 0)
+        self.begin(batch)
+        batches = batches[: max(0, self.schedule.total_updates - update)]
+        for place, x in enumerate(batches, start=1):
+            is_logged = bool(log_every) and (update + 1) % log_every == 0
+            self._update(x, optimizer, update, is_logged=is_logged, is_last=place == len(batches))
             update += 1
+            if self.should_pause:
+                break
         self.has_updated = True
-        # Once a block, so that neither a checkpoint nor an evaluation ever sees what has diverged.
-        self._check_finite()
+        if not self.is_guarded:
+            # Once a block, so that neither a checkpoint nor an evaluation ever sees what has diverged.
+            self._check_finite()
         self.apply_schedule(update)
         if update >= self.schedule.total_updates:
+            self.finish()
             self.trainer.should_stop = True
 
-    def _update(self, x: Tensor, optimizer: LightningOptimizer, update: int, *, is_logged: bool) -> None:
+    def begin(self, batch: Any) -> None:
+        """Start the adaptive schedule from the first block or batch, where no datamodule of ours has done so before."""
+        if self._awaits_start:
+            self._start(self._of_all_ranks(batches_of(batch).flatten(0, 1)))
+
+    def _update(self, x: Tensor, optimizer: LightningOptimizer, update: int, *, is_logged: bool, is_last: bool) -> None:
         """One update of W, q and L from one batch (batch, m), all from the same state."""
-        rates = self.apply_schedule(update)
+        computed = self.compute_update(x, update)
+        if is_logged or is_last:
+            terms = self._energy_terms(computed.step)
+            self.energy = terms.total
+            if is_logged:
+                self._log_update(computed, terms)
         network = self.network
-        step = functional.hebbian_step(network.kernel, x, network.W, network.q, network.L, network.ridge)
-        gradients = self._average_over_ranks(step.gradients)
-        if is_logged:
-            self._log_update(step, gradients, rates)
-        network.W.grad = gradients.W / network.q.detach().square()[:, None]
-        network.q.grad = gradients.q
-        network.L.grad = gradients.L
+        network.W.grad, network.q.grad, network.L.grad = computed.directions
         for group in optimizer.param_groups:
-            group["lr"] = rates[group["name"]]
+            group["lr"] = getattr(computed.rates, group["name"])
         optimizer.step()
 
-    def _average_over_ranks(self, gradients: functional.Gradients) -> functional.Gradients:
+    def compute_update(self, x: Tensor, update: int) -> Computed:
+        """Everything about an update but making it; moves idle landmarks before, where the schedule says so."""
+        self.apply_schedule(update)
+        network = self.network
+        if self.schedule.relocates_before(update):
+            learning.relocate(network, self._sample(x, update))
+        batch = len(x) * self.trainer.world_size
+        rates = learning.rates_at(self.schedule, network.kernel, update, network.num_neurons, batch)
+        rates = rates.scaled(self.rate_factor)
+        step = learning.compute_step(network, x, self.schedule.is_natural)
+        gradients = self._average_over_ranks(step.gradients)
+        directions = learning.descent(network, gradients, step.self_similarity, rates, self.schedule.is_natural)
+        return Computed(step, gradients, directions, rates)
+
+    def _sample(self, x: Tensor, update: int) -> Tensor:
+        """Points among which idle landmarks find a place: the same on every process, and when the run is resumed."""
+        data = self._data()
+        if data is not None:
+            return data.sample(update, learning.sample_size(self.network.num_neurons)).to(x)
+        different: Tensor = torch.unique(self._of_all_ranks(x), dim=0)
+        return different
+
+    def _of_all_ranks(self, x: Tensor) -> Tensor:
+        """The points (samples, m) of all processes."""
+        if self.trainer.world_size == 1:
+            return x
+        gathered = self.all_gather(x)
+        assert isinstance(gathered, Tensor)
+        return gathered.flatten(0, 1)
+
+    def _average_over_ranks(self, gradients: Gradients) -> Gradients:
         """The mean over all processes, in one reduction."""
         if self.trainer.world_size == 1:
             return gradients
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        flat = self.trainer.strategy.reduce(flat, reduce_op="mean")
-        parts = flat.split([gradient.numel() for gradient in gradients])
-        return functional.Gradients(*(part.view_as(old) for part, old in zip(parts, gradients, strict=True)))
+        flat = self.over_ranks(torch.cat([gradient.flatten() for gradient in gradients]), "mean")
+        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+        return Gradients(*(part.view_as(old) for part, old in zip(parts, gradients, strict=True)))
 
-    def _log_update(self, step: Step, gradients: functional.Gradients, rates: dict[str, float]) -> None:
-        """Energy, rates and health; everything comes from what the update computed anyway."""
+    def energy_of(self, step: Step) -> Tensor:
+        """Energy of an update's batch; float64, this process's own."""
+        return self._energy_terms(step).total
+
+    def _energy_terms(self, step: Step) -> functional.EnergyTerms:
         network = self.network
-        terms = functional.energy_terms(
+        return functional.energy_terms(
             step.k, step.y, step.self_similarity, network.q.detach(), network.L.detach(), network.ridge, C=step.C
         )
-        pivots = step.factor.diagonal()
+
+    def _log_update(self, computed: Computed, terms: functional.EnergyTerms) -> None:
+        """Energy, rates and health; everything comes from what the update computed anyway."""
+        network = self.network
+        pivots = computed.step.factor.diagonal()
         values = {f"energy/{name}": value for name, value in terms._asdict().items()}
-        values |= {f"gradient_norm/{name}": value.norm() for name, value in gradients._asdict().items()}
+        values |= {f"gradient_norm/{name}": value.norm() for name, value in computed.gradients._asdict().items()}
         values["health/min_abs_q"] = network.q.detach().abs().min()
         # The ratio of squared pivots is a lower bound of the condition number that costs nothing.
         values["health/condition_L"] = (pivots.max() / pivots.min()).square()
         # One stack and one reduction instead of one for each of them.
         stacked = torch.stack([value.double() for value in (terms.total, *values.values())])
-        if self.trainer.world_size > 1:
-            stacked = self.trainer.strategy.reduce(stacked, reduce_op="mean")
-        energy, *others = stacked.tolist()
+        energy, *others = self.over_ranks(stacked, "mean").tolist()
         if not all(map(math.isfinite, (energy, *others))):
-            named = zip(("energy", *values), (energy, *others), strict=True)
-            self._raise_diverged([name for name, value in named if not math.isfinite(value)])
+            return  # whoever guards the run says so at the end of the block
         self.log("train/energy", energy, prog_bar=True, logger=False)
         # At once, and counted in updates: a call of `self.log` for each would cost more than the update.
         logged = {"train/energy": energy, **dict(zip(values, others, strict=True))}
-        logged |= {f"rate/{name}": rate for name, rate in rates.items()}
+        logged |= {f"rate/{name}": rate for name, rate in computed.rates._asdict().items()}
         for logger in self.loggers:
             logger.log_metrics(logged, step=self.global_step + 1)
 
-    def _check_finite(self) -> None:
-        parameters = dict(self.network.named_parameters())
-        sums = torch.stack([p.detach().sum(dtype=torch.float64) for p in parameters.values()]).tolist()
-        bad = [name for name, total in zip(parameters, sums, strict=True) if not math.isfinite(total)]
-        if bad:
-            self._raise_diverged(bad)
+    # ------------------------------------------------------------------ safety
 
-    def _raise_diverged(self, bad: list[str]) -> None:
-        raise FloatingPointError(
-            f"Training diverged at or before update {self.global_step}: {', '.join(bad)} not finite. Start W at data "
-            "points (init=data) or at a smaller init_scale, or lower the rates of the first phase."
+    def snapshot(self) -> Snapshot:
+        """A copy of W, q and L, on their device."""
+        network = self.network
+        return Snapshot(*(parameter.detach().clone() for parameter in (network.W, network.q, network.L)))
+
+    @torch.no_grad()
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a copy."""
+        self.network.W.copy_(snapshot.W)
+        self.network.q.copy_(snapshot.q)
+        self.network.L.copy_(snapshot.L)
+
+    def parameter_sums(self) -> Tensor:
+        """The sums of W, q and L (3,), float64, which no value that is not finite escapes."""
+        return torch.stack([p.detach().sum(dtype=torch.float64) for p in self.network.parameters()])
+
+    def _is_finite(self) -> bool:
+        return all(map(math.isfinite, self.parameter_sums().tolist()))
+
+    def _check_finite(self) -> None:
+        names = [name for name, _ in self.network.named_parameters()]
+        bad = [
+            name for name, total in zip(names, self.parameter_sums().tolist(), strict=True) if not math.isfinite(total)
+        ]
+        if bad:
+            raise FloatingPointError(
+                f"Training diverged at or before update {self.global_step}: {', '.join(bad)} not finite. Leave out "
+                "`phases` for the adaptive schedule, start W at data points (init=data), or lower the rates; the "
+                "callback DivergenceGuard tells more."
+            )
+
+    def finish(self) -> None:
+        """End the schedule: with the exact L, if that is wanted and can be had."""
+        if not self.hparams["consolidate"] or not self._is_finite():
+            return
+        if self._data() is None:
+            try:
+                len(self.trainer.train_dataloader)  # type: ignore[arg-type]
+            except TypeError:
+                rank_zero_warn(
+                    "The training data has no length, so L is left as it was learned: call `consolidate` with a sample "
+                    "of the data, or set `consolidate=False`."
+                )
+                return
+        self.consolidate()
+
+    def consolidate(self, blocks: Iterable[Tensor] | None = None) -> float:
+        """Give L its exact value for W, q and all training points; returns the bound J(W, q).
+
+        One float64 pass over the data, shared by all processes, which must all call it.
+
+        Args:
+            blocks: This process's share of the inputs, (samples, m) at a time; from the trainer's data unless given.
+        """
+        bound = learning.consolidate(
+            self.network,
+            self._training_blocks() if blocks is None else blocks,
+            lambda value: self.over_ranks(value, "sum"),
         )
+        if self._trainer is not None:
+            for logger in self.loggers:
+                logger.log_metrics({"train/bound": bound}, step=self.global_step)
+        return bound
+
+    def over_ranks(self, value: Tensor, operation: Literal["mean", "sum"]) -> Tensor:
+        """A tensor's mean or sum over all processes, which must all call it; itself without a trainer."""
+        if self._trainer is None or self.trainer.world_size == 1:
+            return value
+        reduced = self.trainer.strategy.reduce(value, reduce_op=operation)
+        assert isinstance(reduced, Tensor)
+        return reduced
+
+    def _training_blocks(self) -> Iterator[Tensor]:
+        """This process's share of the training points."""
+        data = self._data()
+        if data is not None:
+            for block in data.val_dataloader():
+                yield inputs_of(block)
+            return
+        assert self.trainer.train_dataloader is not None
+        for batch in self.trainer.train_dataloader:
+            yield inputs_of(self.trainer.strategy.batch_to_device(batch))
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -292,14 +492,25 @@ class KernelSimilarityMatching(L.LightningModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Responses y (batch, n) to inputs x (batch, m)."""
-        if not self._knows_features:
-            raise ValueError("The model learns its input size in `fit`; give it `in_features` to use it before.")
+        self._check_ready()
         y: Tensor = self.network(x)
         return y
 
-    def features(self, x: Tensor, block: int = 8192) -> Tensor:
-        """Responses to any number of inputs (samples, m), a block at a time."""
-        return torch.cat([self.forward(part) for part in torch.split(x, block)])
+    def _check_ready(self) -> None:
+        if not self._knows_features:
+            raise ValueError("The model learns its input size in `fit`; give it `in_features` to use it before.")
+
+    def features(self, x: Tensor, readout: str = "neural", sample: Tensor | None = None) -> Tensor:
+        """Features (samples, n) of any number of inputs (samples, m), a block at a time.
+
+        Args:
+            x: The inputs.
+            readout: ``neural`` is the network's own response; ``nystroem`` and ``least_squares`` make other features of
+                the same landmarks (:mod:`ksm_lightning.readout`).
+            sample: A sample of the data for ``least_squares``; the inputs themselves unless given.
+        """
+        self._check_ready()
+        return read_out(self.network, readout, x, sample=sample)
 
     def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Responses to a block of points; logs their energy."""
@@ -309,9 +520,14 @@ class KernelSimilarityMatching(L.LightningModule):
         """Responses to a block of points; logs their energy."""
         return self._evaluation_step(batch, "test")
 
+    def set_readout(self, readout: str, sample: Tensor | None = None) -> None:
+        """Choose what ``predict`` computes: one of the readouts by name, from the weights as they are now."""
+        self._reader = None if readout == "neural" else make_reader(self.network, readout, sample)
+
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Responses to a block of points."""
-        return self.forward(inputs_of(batch))
+        """Features of a block of points: responses, unless :meth:`set_readout` says otherwise."""
+        x = inputs_of(batch)
+        return self.forward(x) if self._reader is None else self._reader(x)
 
     def _evaluation_step(self, batch: Any, stage: str) -> Tensor:
         network = self.network
@@ -326,6 +542,13 @@ class KernelSimilarityMatching(L.LightningModule):
             # The name that Lightning's loggers take for the x axis, which would count blocks of updates otherwise.
             self.log("step", float(self.global_step), batch_size=len(x))
         return y
+
+
+def batches_of(batch: Any) -> Tensor:
+    """The batches (updates, batch, m) that one step of Lightning's loop brings: a block, or another loader's one."""
+    if isinstance(batch, UpdateBlock):
+        return batch.x
+    return inputs_of(batch)[None]
 
 
 def inputs_of(batch: Any) -> Tensor:

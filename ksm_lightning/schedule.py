@@ -1,9 +1,39 @@
-"""Phases of rates and kernel parameters as a function of the update count."""
+"""Rates and kernel parameters as a function of the update count: adaptive, or phases such as the paper's."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple, Protocol
+
+PaperSchedule = Literal["paper_half_moons", "paper_mnist"]
+
+
+class Rates(NamedTuple):
+    """How far one update goes in each parameter."""
+
+    W: float
+    q: float
+    L: float
+
+    def scaled(self, factor: float) -> "Rates":
+        """All three multiplied."""
+        return Rates(*(factor * rate for rate in self))
+
+
+class LearningSchedule(Protocol):
+    """What the learning rules ask of a schedule; all of it is a function of the update, so that a run can resume."""
+
+    is_natural: bool
+    """Whether rates are in natural units (see :func:`ksm_lightning.learning.descent`) or multiply the gradients."""
+
+    @property
+    def total_updates(self) -> int: ...
+
+    def rates(self, update: int, num_neurons: int, batch: int) -> Rates: ...
+
+    def kernel_params(self, update: int) -> dict[str, float]: ...
+
+    def relocates_before(self, update: int) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -36,9 +66,9 @@ class Phase:
             if not (math.isfinite(rate) and rate >= 0):
                 raise ValueError(f"The rate `{name}` must be finite and not negative, got {rate}.")
 
-    def rates(self) -> dict[str, float]:
-        """The three rates by the name of the parameter that they drive."""
-        return {"W": self.eta_w, "q": self.eta_q, "L": self.eta_l}
+    def rates(self) -> Rates:
+        """The three rates."""
+        return Rates(self.eta_w, self.eta_q, self.eta_l)
 
 
 class Schedule:
@@ -55,6 +85,8 @@ class Schedule:
         >>> schedule.at(9).eta_w, schedule.at(10).eta_w, schedule.total_updates
         (0.1, 0.01, 15)
     """
+
+    is_natural = False
 
     def __init__(self, phases: Sequence[Phase | Mapping[str, Any]]) -> None:
         if not phases:
@@ -77,6 +109,23 @@ class Schedule:
                 return phase
         return self.phases[-1]
 
+    def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
+        """The rates of the phase, whatever the sizes."""
+        return self.at(update).rates()
+
+    def kernel_params(self, update: int) -> dict[str, float]:
+        """Kernel parameters of the phase, where they differ from the model's."""
+        return self.at(update).kernel_params
+
+    def relocates_before(self, update: int) -> bool:
+        """Never: the phases are the paper's rules and nothing else."""
+        return False
+
+    @property
+    def phase_ends(self) -> tuple[int, ...]:
+        """Updates at which a phase gives way to the next."""
+        return self._ends[:-1]
+
     def as_primitives(self) -> list[dict[str, Any]]:
         """The phases as plain dictionaries, which is what a checkpoint holds."""
         return [asdict(phase) for phase in self.phases]
@@ -91,6 +140,100 @@ def _as_phase(phase: Phase | Mapping[str, Any]) -> Phase:
         raise ValueError(f"Not a phase of the schedule: {phase!r} ({error}).") from error
 
 
-def half_moons_phases() -> list[Phase]:
-    """The paper's schedule for half moons: 10,000 updates, then 10,000 at a tenth of the rates."""
-    return [Phase(10_000, 0.01, 0.01, 0.1), Phase(10_000, 0.001, 0.001, 0.01)]
+class AdaptiveSchedule:
+    """Steps in natural units that need no tuning; the default.
+
+    Every parameter has a place where its own gradient would vanish if the others stood still, and a step is the part of
+    the way to it: ``L -> C``, ``q_i -> <y_i k_i> / f(w_i, w_i)``, ``w_i`` to its mean shift. A part is a pure number,
+    so nothing depends on the units of x, on the kernel's width or on the similarity's scale.
+
+    The step of L is ``0.25 min(1, batch / n)``: C of one batch has rank ``batch``, and L must average over
+    ``n / batch`` of them before it knows every direction. W and q take a third of it, which keeps L near its maximum
+    while they move. All steps stay constant for three tenths of the run and then fall linearly to a fiftieth.
+
+    Before some updates of the first half (2, 5, 10, 20, 30, 40 and 50 % of the run) landmarks that explain nothing are
+    moved to where the residual is largest (:mod:`ksm_lightning.relocation`).
+
+    What is provable: after y is minimised out the energy is concave in L, with a closed-form maximum
+    (:mod:`ksm_lightning.exact`), so L cannot be caught in a wrong place and the end of a run can be exact; the natural
+    steps vanish where the paper's do, so both have the same solutions; and as responses are limited in length
+    (:func:`ksm_lightning.learning.compute_step`), L is an average of bounded positive semi-definite matrices and can
+    always be factorised. What is empirical: the numbers above, and how near to the best solution a run ends
+    (scripts/stress/RESULTS.md). The bound itself has many minima in W.
+
+    Args:
+        updates: Updates of the whole run, at least 1.
+
+    Raises:
+        ValueError: If ``updates`` is below 1.
+
+    Example:
+        >>> schedule = AdaptiveSchedule(updates=1000)
+        >>> schedule.rates(0, num_neurons=16, batch=64)
+        Rates(W=0.08333333333333333, q=0.08333333333333333, L=0.25)
+        >>> schedule.rates(0, num_neurons=640, batch=64).L
+        0.025
+    """
+
+    is_natural = True
+    _STEP_L, _RATIO, _HOLD, _FINAL = 0.25, 1 / 3, 0.3, 0.02
+    _RELOCATIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+
+    def __init__(self, updates: int = 5000) -> None:
+        if updates < 1:
+            raise ValueError(f"A run needs at least 1 update, got `updates`={updates}.")
+        self.updates = updates
+        self._relocations = frozenset(round(part * updates) for part in self._RELOCATIONS) - {0}
+
+    @property
+    def total_updates(self) -> int:
+        """Updates of the whole run."""
+        return self.updates
+
+    def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
+        """Steps in natural units for a batch over all processes."""
+        left = max(0.0, 1 - update / self.updates) / (1 - self._HOLD)
+        step = self._STEP_L * min(1.0, batch / num_neurons) * (self._FINAL + (1 - self._FINAL) * min(1.0, left))
+        return Rates(self._RATIO * step, self._RATIO * step, step)
+
+    @property
+    def phase_ends(self) -> tuple[int, ...]:
+        """None: the steps change smoothly."""
+        return ()
+
+    def kernel_params(self, update: int) -> dict[str, float]:
+        """The model's own, always."""
+        return {}
+
+    def relocates_before(self, update: int) -> bool:
+        """Whether landmarks that explain nothing are moved before the update with this number."""
+        return update in self._relocations
+
+
+_PAPER: dict[str, tuple[Phase, ...]] = {
+    "paper_half_moons": (Phase(10_000, 0.01, 0.01, 0.1), Phase(10_000, 0.001, 0.001, 0.01)),
+    "paper_mnist": (
+        Phase(1_000, 0.01, 0.0, 0.1, kernel_params={"alpha": 1}),
+        Phase(10_000, 0.001, 0.0, 0.01),
+        Phase(5_000, 0.0001, 0.0, 0.001),
+    ),
+}
+
+
+def make_schedule(
+    phases: Sequence[Phase | Mapping[str, Any]] | str | None, updates: int | None
+) -> Schedule | AdaptiveSchedule:
+    """The schedule that a model's options name: phases, one of the paper's by name, or else the adaptive one.
+
+    Raises:
+        ValueError: If both are given, or the name is none of the paper's.
+    """
+    if phases is None:
+        return AdaptiveSchedule() if updates is None else AdaptiveSchedule(updates)
+    if updates is not None:
+        raise ValueError("`updates` is the length of the adaptive schedule; `phases` have their own: give one of both.")
+    if isinstance(phases, str):
+        if phases not in _PAPER:
+            raise ValueError(f"There is no schedule {phases!r}: `phases` is a list, or one of {', '.join(_PAPER)}.")
+        return Schedule(_PAPER[phases])
+    return Schedule(phases)

@@ -10,17 +10,24 @@ import numpy as np
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
+from ksm_lightning.data import KSMDataModule
+from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.readout import Readout, check_readout
+
 
 class FeatureWriter(BasePredictionWriter):
     """Writes the features of the predicted points, in their order, as a ``.npy`` array (samples, neurons).
 
     Args:
         path: The file to write; it must not exist yet.
+        readout: The features: ``neural`` is the network's response, ``nystroem`` and ``least_squares`` have a lower
+            kernel error with the same landmarks.
     """
 
-    def __init__(self, path: str = "features.npy") -> None:
+    def __init__(self, path: str = "features.npy", readout: Readout = "neural") -> None:
         super().__init__(write_interval="epoch")
         self.path = Path(path)
+        self.readout = check_readout(readout)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "predict":
@@ -31,6 +38,17 @@ class FeatureWriter(BasePredictionWriter):
             raise FileExistsError(f"{self.path} exists already: name another file with --features.path.")
         if trainer.world_size > 1:
             raise ValueError("Predict with one device: --trainer.devices=1.")
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        data = getattr(trainer, "datamodule", None)
+        if isinstance(pl_module, KernelSimilarityMatching):
+            pl_module.set_readout(
+                self.readout, data.readout_sample(self.readout) if isinstance(data, KSMDataModule) else None
+            )
+
+    def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if isinstance(pl_module, KernelSimilarityMatching):
+            pl_module.set_readout("neural")
 
     def write_on_epoch_end(
         self,

@@ -112,10 +112,7 @@ class Figures(Callback):
         W, y, features = computed["W"], computed["y"], computed["x"]
         plane = figures.Plane(features)
         neurons = figures.choose_neurons(W, y, self.num_neurons)
-        ends = [
-            sum(phase.updates for phase in model.schedule.phases[: i + 1])
-            for i in range(len(model.schedule.phases) - 1)
-        ]
+        ends = list(model.schedule.phase_ends)
 
         # The length of a homogeneous kernel's feature is its gain; its place among the data is its direction.
         lengths = np.linalg.norm(W, axis=1, keepdims=True)

@@ -11,6 +11,7 @@ from ksm_lightning.data import KSMDataModule
 from ksm_lightning.metrics import random_subset
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.probe import PENALTIES, Selection, linear_probe
+from ksm_lightning.readout import Readout, check_readout, make_reader
 
 
 class LinearProbe(Evaluation):
@@ -24,6 +25,7 @@ class LinearProbe(Evaluation):
         labels_per_class: Labelled samples a class, or as many as the smallest class has.
         num_seeds: Draws of labelled samples to average over.
         penalties: Penalties to select from.
+        readout: The features that are probed: ``neural``, ``nystroem`` or ``least_squares``.
         selection: ``validation`` is honest; ``paper`` reports the best accuracy on the validation labels, as
             ``val/probe_accuracy`` alone.
         min_updates_between: During training, validations are skipped until so many updates have passed since the last
@@ -39,6 +41,7 @@ class LinearProbe(Evaluation):
         num_seeds: int = 1,
         penalties: Sequence[float] = PENALTIES,
         selection: Selection = "validation",
+        readout: Readout = "neural",
         min_updates_between: int = 5000,
     ) -> None:
         super().__init__(min_updates_between)
@@ -51,6 +54,7 @@ class LinearProbe(Evaluation):
         self.num_seeds = num_seeds
         self.penalties = tuple(penalties)
         self.selection = selection
+        self.readout = check_readout(readout)
 
     def evaluate(
         self, trainer: L.Trainer, model: KernelSimilarityMatching, data: KSMDataModule, stage: str
@@ -61,6 +65,7 @@ class LinearProbe(Evaluation):
         if trainer.is_global_zero:
             sets = data.probe_sets()
             assert sets is not None
+            read = make_reader(model.network, self.readout, data.readout_sample(self.readout))
             smallest = int(torch.unique(sets["train"][1], return_counts=True)[1].min())
             found = linear_probe(
                 *(sets[name] for name in ("train", "validation", "test")),
@@ -68,7 +73,7 @@ class LinearProbe(Evaluation):
                 seeds=range(self.num_seeds),
                 penalties=self.penalties,
                 selection=self.selection,
-                encode=lambda x: model.features(x.to(model.network.W)),
+                encode=lambda x: read(x.to(model.network.W)),
             )
             scores["val/probe_accuracy"] = found.validation_accuracy
             if self.selection == "validation":
@@ -83,6 +88,7 @@ class KMeansProbe(Evaluation):
     first process computes it.
 
     Args:
+        readout: The features that are clustered: ``neural``, ``nystroem`` or ``least_squares``.
         starts: Random starts, of which the one with the least energy counts; the paper takes 100.
         max_points: Points to cluster at most.
         min_updates_between: During training, validations are skipped until so many updates have passed since the last
@@ -94,11 +100,18 @@ class KMeansProbe(Evaluation):
 
     in_progress_bar = False
 
-    def __init__(self, starts: int = 10, max_points: int = 10_000, min_updates_between: int = 10_000) -> None:
+    def __init__(
+        self,
+        starts: int = 10,
+        max_points: int = 10_000,
+        readout: Readout = "neural",
+        min_updates_between: int = 10_000,
+    ) -> None:
         super().__init__(min_updates_between)
         if starts < 1 or max_points < 2:
             raise ValueError(f"KMeans needs `starts` of at least 1 and `max_points` of 2, got {starts}, {max_points}.")
         self.starts = starts
+        self.readout = check_readout(readout)
         self.max_points = max_points
 
     def evaluate(
@@ -113,7 +126,7 @@ class KMeansProbe(Evaluation):
             chosen = random_subset(len(points), self.max_points)
             x = points.take(chosen.to(points.device)).to(model.network.W)
             classes, numbered = torch.unique(labels[chosen], return_inverse=True)
-            for name, features in (("x", x), ("y", model.features(x))):
+            for name, features in (("x", x), ("y", model.features(x, self.readout, data.readout_sample(self.readout)))):
                 found = kmeans(features, min(len(classes), len(x)), starts=self.starts)
                 scores[f"{stage}/kmeans_accuracy_{name}"] = matched_accuracy(found.assignment, numbered)
         return trainer.strategy.broadcast(scores)

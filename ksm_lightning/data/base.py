@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ksm_lightning.data.batches import BatchSource, Blocks
+from ksm_lightning.data.batches import MAX_SLOTS, BatchSource, Blocks, draw_indices
 from ksm_lightning.data.points import Points, Standardisation, check_points
+from ksm_lightning.readout import READOUT_SAMPLE
 
 _MOST_PROBED = 100_000
 
@@ -129,6 +130,22 @@ class KSMDataModule(L.LightningDataModule):
         if self.seed is None:
             self.seed = torch.initial_seed() % 2**63
         return self.seed
+
+    def sample(self, update: int, count: int) -> Tensor:
+        """Up to ``count`` different training points (samples, m), on the device, as a function of (seed, update).
+
+        They are drawn from places of the global batch that no process uses, independently of the batches.
+        """
+        points = self._on_device(self.train_points)
+        if count >= len(points):
+            return points.slice(0, len(points))
+        slots = torch.arange(MAX_SLOTS - count, MAX_SLOTS, device=points.device)
+        drawn = draw_indices(self.batch_seed(), torch.tensor([update], device=points.device), slots, len(points))
+        return points.take(torch.unique(drawn))
+
+    def readout_sample(self, readout: str) -> Tensor | None:
+        """The training points that a readout is fitted to: always the same ones; None where it is not fitted."""
+        return self.sample(0, READOUT_SAMPLE) if readout == "least_squares" else None
 
     def train_dataloader(self) -> BatchSource:
         """A source of batches that continues at the trainer's update count."""

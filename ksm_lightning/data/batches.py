@@ -9,10 +9,10 @@ from torch import Tensor
 from ksm_lightning.data.points import Points
 
 # A block holds at most so many updates, and so many numbers (16 MB of float32).
-_UPDATES_AT_ONCE, _NUMBERS_AT_ONCE = 50, 2**22
+UPDATES_AT_ONCE, NUMBERS_AT_ONCE = 50, 2**22
 # SplitMix64 (Steele, Lea and Flood, 2014) in two's complement, as int64 tensors have no unsigned arithmetic.
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
-_MAX_SLOTS = 2**24
+MAX_SLOTS = 2**24
 
 
 def draw_indices(seed: int, updates: Tensor, slots: Tensor, count: int) -> Tensor:
@@ -30,7 +30,7 @@ def draw_indices(seed: int, updates: Tensor, slots: Tensor, count: int) -> Tenso
     Returns:
         Indices (u, b), int64.
     """
-    counter = updates[:, None] * _MAX_SLOTS + slots  # (u, b)
+    counter = updates[:, None] * MAX_SLOTS + slots  # (u, b)
     state = _mix(torch.tensor(seed, device=updates.device) + _GOLDEN) + counter * _GOLDEN
     return (_mix(state) & (2**63 - 1)) % count
 
@@ -87,8 +87,8 @@ class BatchSource:
         last_update: int | None = None,
         stops: Sequence[int] = (),
     ) -> None:
-        if not 1 <= (rank + 1) * batch_size <= _MAX_SLOTS:
-            raise ValueError(f"`batch_size` must be at least 1 and below {_MAX_SLOTS}, got {batch_size}.")
+        if not 1 <= (rank + 1) * batch_size <= MAX_SLOTS:
+            raise ValueError(f"`batch_size` must be at least 1 and below {MAX_SLOTS}, got {batch_size}.")
         if updates_per_epoch < 1:
             raise ValueError(f"`updates_per_epoch` must be at least 1, got {updates_per_epoch}.")
         self.points = points
@@ -98,7 +98,7 @@ class BatchSource:
         self.rank = rank
         self.next_update = next_update
         self.last_update = last_update
-        block = max(1, min(_UPDATES_AT_ONCE, _NUMBERS_AT_ONCE // (batch_size * points.num_features)))
+        block = max(1, min(UPDATES_AT_ONCE, NUMBERS_AT_ONCE // (batch_size * points.num_features)))
         self.stops = (block, updates_per_epoch, *stops)
 
     def indices(self, first_update: int, updates: int) -> Tensor:

@@ -239,6 +239,13 @@ class ArcCosineKernel(Kernel):
     def diag_gradient(self, w: Tensor) -> Tensor:
         return 2 * w if self.order == 1 else torch.zeros_like(w)
 
+    def curvature(self, w: Tensor) -> Tensor:
+        if self.order == 1:
+            return super().curvature(w)
+        # There is a cusp at an angle of 0; this makes a gradient of full size a turn by half a radian.
+        square = (w * w).sum(1)
+        return torch.where(square > 0, 2 / (math.pi * torch.where(square > 0, square, 1.0)), 1.0)
+
     def _value(self, u_length: Tensor, v_length: Tensor, cosine: Tensor, sine: Tensor, theta: Tensor) -> Tensor:
         if self.order == 0:
             return 1 - theta / math.pi

@@ -105,6 +105,27 @@ class Kernel(nn.Module, ABC):
                 return torch.zeros_like(w, requires_grad=False)
             return torch.autograd.grad(total, w, materialize_grads=True)[0]
 
+    def curvature(self, w: Tensor) -> Tensor:
+        """How much ``|phi(w_i)|^2`` a unit step of ``w_i`` is worth: ``w`` (n, m) gives (n,), positive.
+
+        Dividing a gradient in w by it makes a step that does not depend on the units of x or of f. For a homogeneous
+        kernel it is ``degree f(w,w) / |w|^2``, with which the gradient's part from ``f(w,w)`` becomes w itself. For any
+        other it is ``|phi(w + d) - phi(w)|^2 / |d|^2`` for a step d that is small against the spread of the landmarks.
+        """
+        square = (w * w).sum(1)
+        if self.is_homogeneous and self.degree is not None:
+            return torch.where(square > 0, self.degree * self.diag(w) / torch.where(square > 0, square, 1.0), 1.0)
+        wide = w.detach().double()
+        spread = (wide - wide.mean(0)).square().sum() / len(w)
+        size = 1e-3 * torch.where(spread > 0, spread, 1.0).sqrt()
+        signs = 1.0 - 2.0 * (torch.arange(w.shape[1], device=w.device) % 2)
+        moved = wide + size * signs / w.shape[1] ** 0.5
+        tiles = zip(torch.split(wide, _DIAGONAL_TILE), torch.split(moved, _DIAGONAL_TILE), strict=True)
+        across = torch.cat([self(u, v).diagonal() for u, v in tiles])
+        distance = self.diag(wide) + self.diag(moved) - 2 * across
+        curvature = (distance / size.square()).to(w.dtype)
+        return torch.where(curvature > 0, curvature, 1.0)
+
     def params(self) -> dict[str, Any]:
         """The constructor's arguments, by name."""
         return {name: getattr(self, name) for name in _constructor_arguments(type(self))}

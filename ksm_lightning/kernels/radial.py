@@ -47,6 +47,8 @@ class RadialKernel(Kernel):
     """
 
     is_radial = True
+    # ``-2 sigma^2 dg/d(d2)`` at 0, or what serves as such where there is a cusp.
+    _stiffness = 1.0
 
     def __init__(self, sigma: float = 1.0) -> None:
         super().__init__()
@@ -91,6 +93,9 @@ class RadialKernel(Kernel):
     def diag_gradient(self, w: Tensor) -> Tensor:
         return torch.zeros_like(w)
 
+    def curvature(self, w: Tensor) -> Tensor:
+        return w.new_full((w.shape[0],), self._stiffness / self.sigma**2)
+
 
 @register_kernel("gaussian")
 class GaussianKernel(RadialKernel):
@@ -131,6 +136,8 @@ class LaplacianKernel(RadialKernel):
 @register_kernel("cauchy")
 class CauchyKernel(RadialKernel):
     """``f(u, v) = 1 / (1 + |u - v|^2 / sigma^2)``."""
+
+    _stiffness = 2.0
 
     def profile(self, d2: Tensor) -> Tensor:
         return d2.div_(self.sigma**2).add_(1).reciprocal_()
