@@ -1,6 +1,7 @@
 """One training of a few updates on some processes; run by test_distributed, never by pytest itself.
 
-``python ddp_run.py FOLDER DEVICES BATCH_SIZE UPDATES [CKPT]`` writes each rank's weights and what it logged.
+``python ddp_run.py FOLDER DEVICES BATCH_SIZE UPDATES SCHEDULE [CKPT]`` writes each rank's weights and what it logged,
+or how its training failed. SCHEDULE is ``phases``, ``adaptive`` (which then ends with the last update) or ``wild``.
 """
 
 import json
@@ -11,18 +12,24 @@ import lightning
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 
-from ksm_lightning.callbacks import Figures, KernelError, KMeansProbe, LinearProbe, UpdateCheckpoint
+from ksm_lightning.callbacks import DivergenceGuard, Figures, KernelError, KMeansProbe, LinearProbe, UpdateCheckpoint
 from ksm_lightning.data import HalfMoonsDataModule
 from ksm_lightning.metrics import KernelNRMSE
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.run_folder import RunFolder
 from ksm_lightning.schedule import Phase
 
+SCHEDULES = {
+    "phases": {"phases": [Phase(10_000)]},
+    "adaptive": {"updates": 50},
+    "wild": {"phases": [Phase(30, 0.01, 0.01, 0.1), Phase(10_000, 50.0, 5.0, 50.0)]},
+}
 
-def main(folder: str, devices: int, batch_size: int, updates: int, ckpt: str | None = None) -> None:
+
+def main(folder: str, devices: int, batch_size: int, updates: int, schedule: str, ckpt: str | None = None) -> None:
     torch.set_num_threads(1)
     lightning.seed_everything(5)
-    model = KernelSimilarityMatching(num_neurons=8, kernel_params={"sigma": 0.3}, phases=[Phase(10_000)])
+    model = KernelSimilarityMatching(num_neurons=8, kernel_params={"sigma": 0.3}, **SCHEDULES[schedule])
     data = HalfMoonsDataModule(num_points=300, batch_size=batch_size, updates_per_epoch=25, eval_batch_size=64)
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -36,10 +43,14 @@ def main(folder: str, devices: int, batch_size: int, updates: int, ckpt: str | N
         enable_progress_bar=False,
         callbacks=[
             KernelError(), LinearProbe(labels_per_class=20), KMeansProbe(starts=2),
-            Figures(num_neurons=1), UpdateCheckpoint(every_n_updates=20),
+            Figures(num_neurons=1), DivergenceGuard(), UpdateCheckpoint(every_n_updates=20),
         ],
     )  # fmt: skip
-    trainer.fit(model, datamodule=data, ckpt_path=ckpt, weights_only=True)
+    try:
+        trainer.fit(model, datamodule=data, ckpt_path=ckpt, weights_only=True)
+    except FloatingPointError as error:
+        (Path(folder) / f"error_{trainer.global_rank}.txt").write_text(str(error))
+        raise
     torch.save(model.state_dict(), Path(folder) / f"rank_{trainer.global_rank}.pt")
     scores = {name: float(value) for name, value in trainer.callback_metrics.items()}
     # The metric, fed with each rank's own share of the points.

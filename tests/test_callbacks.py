@@ -80,8 +80,8 @@ def test_validate_repeats_what_fit_logged_last():
     run.fit(module, datamodule=data)
     last = {name: value.item() for name, value in run.callback_metrics.items()}
     (again,) = trainer(evaluations).validate(module, datamodule=data, verbose=False)
-    assert set(again) == {"val/energy", "val/kernel_nrmse", "val/probe_accuracy", "test/probe_accuracy",
-                          "val/kmeans_accuracy_x", "val/kmeans_accuracy_y"}  # fmt: skip
+    assert set(again) == {"val/energy", "val/kernel_nrmse", "val/kernel_nrmse_nystroem", "val/probe_accuracy",
+                          "test/probe_accuracy", "val/kmeans_accuracy_x", "val/kmeans_accuracy_y"}  # fmt: skip
     for name, value in again.items():
         assert value == pytest.approx(last[name], rel=1e-6), name
 
@@ -100,7 +100,7 @@ def test_evaluations_wait_but_never_miss_the_end():
 
 def test_data_without_labels_is_passed_over(tmp_path):
     np.save(tmp_path / "x.npy", np.random.RandomState(0).randn(40, 2))
-    run = trainer([KernelError(), LinearProbe(), KMeansProbe()])
+    run = trainer([KernelError(["neural"]), LinearProbe(), KMeansProbe()])
     run.fit(model(phases=[Phase(10)]), datamodule=ArrayDataModule(str(tmp_path / "x.npy")))
     assert {name for name in run.callback_metrics if "/" in name} == {"train/energy", "val/energy", "val/kernel_nrmse"}
 

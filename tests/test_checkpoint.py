@@ -1,13 +1,17 @@
 """Checkpoints: what they hold, exact resumption, and refusing what is not one."""
 
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import lightning
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from test_module import SHORT, fit, model, moons
+from torch.utils.data import DataLoader, TensorDataset
 
 from ksm_lightning.callbacks import UpdateCheckpoint
 from ksm_lightning.checkpoint import read_checkpoint
@@ -36,7 +40,10 @@ def test_a_checkpoint_holds_tensors_and_primitives_alone(saved):
         "init_scale": 0.5,
         "solver": "closed_form",
         "phases": [{"updates": 10, "eta_w": 0.01, "eta_q": 0.02, "eta_l": 0.1, "kernel_params": {}}],
+        "updates": None,
+        "consolidate": False,
     }
+    assert content["ksm_lightning"] == {"format": 1, "rate_factor": 1.0}
     assert set(content["state_dict"]) == {"network.W", "network.q", "network.L"}
 
 
@@ -126,15 +133,17 @@ def test_a_failed_write_keeps_the_old_checkpoint(tmp_path, monkeypatch):
         max_epochs=-1,
         callbacks=[callback],
     )
-    original = lightning.Trainer.save_checkpoint
+    original = SingleDeviceStrategy.save_checkpoint
 
-    def fail_later(self, path, **options):
-        if self.global_step >= 20:
+    def fail_later(self, content, path, **options):
+        if content["global_step"] >= 20:
+            Path(path).write_bytes(b"half")
             raise OSError("No space left on device")
-        original(self, path, **options)
+        original(self, content, path, **options)
 
-    monkeypatch.setattr(lightning.Trainer, "save_checkpoint", fail_later)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(SingleDeviceStrategy, "save_checkpoint", fail_later)
+    kept = re.escape(str(tmp_path / "checkpoints" / "last.ckpt"))
+    with pytest.raises(OSError, match=rf"could not be written \(No space left on device\); {kept} is as it was"):
         trainer.fit(model(phases=[Phase(40)]), datamodule=moons())
     assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 10
 
@@ -176,6 +185,18 @@ def changed(path, change):
             r"should be \(7, 2\) and is \(6, 2\)",
         ),
         (lambda p: changed(p, lambda c: c["state_dict"].pop("network.q")), "network.q should be"),
+        (lambda p: changed(p, lambda c: c["state_dict"].update({"network.W": 7})), "network.W should be"),
+        (
+            lambda p: changed(p, lambda c: c.pop("ksm_lightning")),
+            "another version of ksm_lightning: its format is None",
+        ),
+        (
+            lambda p: changed(p, lambda c: c["ksm_lightning"].update(format=99)),
+            "its format is 99, and this version reads 1",
+        ),
+        (lambda p: changed(p, lambda c: c["ksm_lightning"].update(rate_factor=float("nan"))), "its rate_factor is nan"),
+        (lambda p: changed(p, lambda c: c["hyper_parameters"].update(ridge=None)), "its ridge None"),
+        (lambda p: changed(p, lambda c: c.pop("global_step")), "how many updates"),
     ],
 )
 def test_what_is_no_whole_checkpoint_is_refused_in_one_sentence(saved, spoil, message):
@@ -211,3 +232,45 @@ def test_a_users_kernel_comes_back_once_it_is_registered(tmp_path):
     with pytest.raises(ValueError, match="import the module that defines it"):
         KernelSimilarityMatching.load_from_checkpoint(tmp_path / "x.ckpt")
     assert module.kernel.sigma == 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel": "laplacian"}, "another network: it has kernel=gaussian, and the model laplacian"),
+        ({"kernel_params": {"sigma": 0.4}}, "it has kernel_params=.*0.3.*0.4"),
+        ({"num_neurons": 7}, "it has num_neurons=6, and the model 7"),
+    ],
+)
+@pytest.mark.parametrize("function", ["fit", "validate"])
+def test_a_trainer_refuses_the_checkpoint_of_another_network(saved, options, message, function):
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=-1)
+    with pytest.raises(ValueError, match=message):
+        getattr(trainer, function)(model(**options), datamodule=moons(), ckpt_path=saved[1], weights_only=True)
+
+
+def test_the_ridge_comes_from_the_checkpoint(tmp_path):
+    """The adaptive one depends on the data and on the seed of the run, and a resumed run may know neither."""
+
+    def own():
+        return model(kernel="power_cosine", kernel_params={"alpha": 2}, phases=None, updates=60, in_features=2)
+
+    def trainer(**options):
+        return lightning.Trainer(
+            accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1,
+            num_sanity_val_steps=0, **options,
+        )  # fmt: skip
+
+    x = moons().train_points.data
+    whole, first, rest, seen = own(), own(), own(), own()
+    loader = DataLoader(TensorDataset(x), batch_size=len(x))
+    trainer(log_every_n_steps=1).fit(whole, loader)
+    run = trainer(max_steps=20, log_every_n_steps=1)
+    run.fit(first, loader)
+    run.save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
+    trainer(log_every_n_steps=1).fit(rest, loader, ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+    assert rest.network.ridge == whole.network.ridge != 1e-3
+    assert torch.equal(rest.network.W, whole.network.W)
+    torch.manual_seed(99)
+    trainer().validate(seen, datamodule=moons(), ckpt_path=tmp_path / "x.ckpt", weights_only=True, verbose=False)
+    assert seen.network.ridge == seen.hparams["ridge"] == whole.network.ridge

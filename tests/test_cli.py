@@ -203,7 +203,7 @@ def test_a_killed_run_continues_to_the_same_bits():
     assert process.wait() == -signal.SIGKILL
     stopped_at = read_checkpoint(checkpoint)["global_step"]
     assert 0 < stopped_at < 4000
-    assert stopped_at % 70 == 0
+    assert stopped_at % 70 == 0 or stopped_at % 50 == 0  # every 70 updates, and before each validation
     options = ["--trainer.enable_progress_bar=false", "--trainer.max_steps=4000"]
     run("fit", *QUICK, *options, f"--ckpt_path={checkpoint}", "--trainer.logger.name=continued")
     run("fit", *QUICK, *options, "--trainer.logger.name=whole")
@@ -286,14 +286,15 @@ def test_no_data_is_refused(capsys):
 def test_a_divergence_keeps_the_last_checkpoint(capsys):
     options = [*FEW, "--checkpoint.every_n_updates=1", "--trainer.log_every_n_steps=10"]
     message = refused(capsys, "fit", *options, "--model.phases=[{updates: 100, eta_w: 1e30, eta_q: 1e30}]")
-    assert "Training diverged at or before update" in message
+    assert "Training diverged at update 2: the similarities f(x, W) became non-finite." in message
+    assert "The last good checkpoint is runs/half_moons/version_0/checkpoints/last.ckpt." in message
     assert all(value.isfinite().all() for value in weights("runs/half_moons/version_0").values())
 
 
 def test_a_divergence_between_two_logged_updates_is_seen_too(capsys):
     options = [*FEW, "--trainer.log_every_n_steps=100000", "--trainer.max_steps=30"]
     message = refused(capsys, "fit", *options, "--model.phases=[{updates: 100, eta_w: 1e30, eta_q: 1e30}]")
-    assert "Training diverged at or before update" in message
+    assert "Training diverged at update 2: the similarities" in message
 
 
 def test_nothing_left_to_do_is_refused(capsys):
@@ -335,22 +336,6 @@ def test_another_seed_for_the_batches_of_a_run_is_refused(capsys):
     checkpoint = "--ckpt_path=runs/half_moons/version_0/checkpoints/last.ckpt"
     message = refused(capsys, "fit", *FEW, checkpoint, "--trainer.max_steps=150", "--data.seed=77")
     assert "draws its batches with seed 0, but 77 was asked for" in message
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_a_run_with_one_sentence_and_its_code(number, code):
-    command = [sys.executable, "-m", "ksm_lightning.cli", "fit", *QUICK, "--checkpoint.every_n_updates=100"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    checkpoint = Path("runs/half_moons/version_0/checkpoints/last.ckpt")
-    deadline = time.monotonic() + 120
-    while not checkpoint.is_file() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == code
-    sentence = err.strip().splitlines()[-1]
-    assert re.fullmatch(rf"ksm: stopped at update [\d,]+; continue from .* with --ckpt_path={checkpoint}\.", sentence)
-    assert read_checkpoint(checkpoint)["global_step"] > 0
 
 
 def test_a_failure_before_the_first_update_leaves_no_folder(capsys, monkeypatch):

@@ -10,11 +10,13 @@ from ksm_lightning import functional
 from ksm_lightning.callbacks.figures import figure_tensors
 from ksm_lightning.clustering import _distances
 from ksm_lightning.data import BatchSource, Points
+from ksm_lightning.exact import optimal_scale, similarity_moment, solve_inner
 from ksm_lightning.initialisation import kernel_kmeans_plus_plus
 from ksm_lightning.kernels import make_kernel
 from ksm_lightning.metrics import kernel_squared_errors, nrmse_from_sums, symmetric_tiles
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.probe import Classifiers, fit_softmax
+from ksm_lightning.readout import READOUTS, read_out
 from ksm_lightning.schedule import Phase
 
 CUDA = torch.device("cuda:0")
@@ -44,23 +46,25 @@ def test_the_fakes_do_what_these_tests_rest_on(fake):
         on_cuda(1).item()
 
 
-def model(kernel: str = "gaussian", **params) -> KernelSimilarityMatching:
+def model(kernel: str = "gaussian", phases=None, **params) -> KernelSimilarityMatching:
     with CUDA:
         return KernelSimilarityMatching(
-            num_neurons=6, in_features=4, kernel=kernel, kernel_params=params, init="normal", phases=[Phase(100)]
+            num_neurons=6, in_features=4, kernel=kernel, kernel_params=params, init="normal", phases=phases
         )
 
 
-def test_the_update_stays_on_the_device_and_asks_nothing(fake, spec):
+@pytest.mark.parametrize("phases", [None, [Phase(100)]], ids=["adaptive", "phases"])
+def test_the_update_stays_on_the_device_and_asks_nothing(fake, spec, phases):
     """The module's own update, with its optimizer, for every kernel; no host synchronisation."""
-    module = model(spec[0], **spec[1])
+    module = model(spec[0], phases, **spec[1])
     module.__dict__["_trainer"] = SimpleNamespace(world_size=1)
     optimizer = module.configure_optimizers()
     source = BatchSource(Points(on_cuda(50, 4), device=CUDA), batch_size=8, updates_per_epoch=3)
     (block,) = source
     assert block.x.device == CUDA
     for update, x in enumerate(block.x):
-        module._update(x, optimizer, update, is_logged=False)
+        module._update(x, optimizer, update, is_logged=False, is_last=True)
+    assert module.energy.device == CUDA
     assert {p.device for p in module.network.parameters()} == {CUDA}
 
 
@@ -81,7 +85,25 @@ def test_validation_stays_on_the_device(fake, spec):
     with torch.inference_mode():
         y = module.validation_step((on_cuda(10, 4), on_cuda(10, dtype=torch.int64)), 0)
     assert y.device == logged["val/energy"].device == CUDA
-    assert module.features(on_cuda(20, 4), block=8).shape == (20, 6)
+    assert module.features(on_cuda(20, 4)).shape == (20, 6)
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+def test_readouts_stay_on_the_device(fake, spec, readout):
+    network = model(spec[0], **spec[1]).network
+    features = read_out(network, readout, on_cuda(20, 4), sample=on_cuda(30, 4), block=8)
+    assert features.shape == (20, 6)
+    assert features.device == CUDA
+    assert features.dtype == torch.float32
+
+
+def test_the_exact_L_stays_on_the_device(fake, spec):
+    network = model(spec[0], **spec[1]).network
+    total, count = similarity_moment(network.kernel, [on_cuda(30, 4)], network.W)
+    found = solve_inner(total / count, network.kernel.diag(network.W), network.q, 1e-3)
+    assert found.L.device == found.bound.device == CUDA
+    assert found.L.dtype == torch.float64
+    assert optimal_scale(total, network.kernel.diag(network.W)).device == CUDA
 
 
 def test_the_kernel_error_stays_on_the_device(fake, kernel):

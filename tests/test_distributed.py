@@ -11,10 +11,14 @@ import torch
 SCRIPT = Path(__file__).parent / "ddp_run.py"
 
 
-def run(folder: Path, devices: int, batch_size: int, updates: int = 50, *more: str):
+def launch(folder: Path, devices: int, batch_size: int, updates: int, *more: str):
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(SCRIPT), str(folder), str(devices), str(batch_size), str(updates), *more]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def run(folder: Path, devices: int, batch_size: int, updates: int, *more: str):
+    result = launch(folder, devices, batch_size, updates, *more)
     assert result.returncode == 0, result.stderr[-3000:]
     weights = [torch.load(folder / f"rank_{rank}.pt", weights_only=True) for rank in range(devices)]
     scores = [json.loads((folder / f"scores_{rank}.json").read_text()) for rank in range(devices)]
@@ -24,12 +28,20 @@ def run(folder: Path, devices: int, batch_size: int, updates: int = 50, *more: s
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    return folder, *run(folder, devices=2, batch_size=32)
+    return folder, *run(folder, 2, 32, 50, "adaptive")
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("one"), devices=1, batch_size=64)
+    return run(tmp_path_factory.mktemp("one"), 1, 64, 50, "adaptive")
+
+
+def test_two_ranks_equal_one_with_phases_too(tmp_path):
+    (alone,), _ = run(tmp_path / "one", 1, 64, 50, "phases")
+    (first, second), _ = run(tmp_path / "two", 2, 32, 50, "phases")
+    for name, value in alone.items():
+        assert (first[name] - value).abs().max() < 1e-6, name
+        assert torch.equal(first[name], second[name]), name
 
 
 def test_two_ranks_of_32_equal_one_of_64(one, two):
@@ -64,8 +76,21 @@ def test_only_the_first_rank_makes_a_run_folder(two):
 
 def test_two_ranks_resume_to_the_same_bits(two, tmp_path):
     _, (whole, _), _ = two
-    run(tmp_path, 2, 32, 30)
-    (resumed, other), _ = run(tmp_path, 2, 32, 50, str(tmp_path / "run" / "of_30" / "checkpoints" / "last.ckpt"))
+    run(tmp_path, 2, 32, 30, "adaptive")
+    (resumed, other), _ = run(
+        tmp_path, 2, 32, 50, "adaptive", str(tmp_path / "run" / "of_30" / "checkpoints" / "last.ckpt")
+    )
     for name, value in whole.items():
         assert torch.equal(resumed[name], value), name
         assert torch.equal(other[name], value), name
+
+
+def test_a_divergence_stops_all_ranks_with_the_same_sentence(tmp_path):
+    result = launch(tmp_path, 2, 32, 100, "wild")
+    assert result.returncode != 0
+    sentences = {path.name: path.read_text() for path in tmp_path.glob("error_*.txt")}
+    assert set(sentences) == {"error_0.txt", "error_1.txt"}
+    assert sentences["error_0.txt"] == sentences["error_1.txt"]
+    assert sentences["error_0.txt"].startswith("Training diverged at update 3")
+    saved = torch.load(tmp_path / "run" / "of_100" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert all(value.isfinite().all() for value in saved.values())

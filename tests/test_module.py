@@ -100,9 +100,9 @@ def test_phases_change_kernel_parameters():
     seen = []
     original = functional.hebbian_step
 
-    def spy(kernel, *args):
+    def spy(kernel, *args, **options):
         seen.append(kernel.alpha)
-        return original(kernel, *args)
+        return original(kernel, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functional, "hebbian_step", spy)
@@ -143,9 +143,9 @@ def test_logged_energy_equals_the_float64_reference():
 
     original = functional.hebbian_step
 
-    def spy(*args):
+    def spy(*args, **options):
         remember(len(states))
-        return original(*args)
+        return original(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functional, "hebbian_step", spy)
@@ -212,7 +212,7 @@ def test_logging_and_evaluations_do_not_change_training():
 def test_the_size_of_blocks_does_not_change_training(monkeypatch):
     large, single = model(phases=[Phase(40)]), model(phases=[Phase(40)])
     fit(large)
-    monkeypatch.setattr("ksm_lightning.data.batches._UPDATES_AT_ONCE", 1)
+    monkeypatch.setattr("ksm_lightning.data.batches.UPDATES_AT_ONCE", 1)
     fit(single)
     for a, b in zip(large.parameters(), single.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -1,4 +1,4 @@
-"""Figures that the package promises for the paper's protocol; slow."""
+"""Figures that the package promises for the paper's protocols."""
 
 import statistics
 
@@ -7,6 +7,8 @@ import torch
 from test_module import fit
 
 from ksm_lightning import HalfMoonsDataModule, KernelSimilarityMatching, kernel_nrmse
+from ksm_lightning.data import CroppedMNISTDataModule
+from ksm_lightning.metrics import random_subset
 
 
 @pytest.mark.slow
@@ -16,7 +18,12 @@ def test_half_moons_error_over_five_seeds():
     for seed in range(5):
         torch.manual_seed(seed)
         model = KernelSimilarityMatching(
-            num_neurons=16, in_features=2, kernel_params={"sigma": 0.3}, init="normal", init_scale=0.5
+            num_neurons=16,
+            in_features=2,
+            kernel_params={"sigma": 0.3},
+            init="normal",
+            init_scale=0.5,
+            phases="paper_half_moons",
         )
         data = HalfMoonsDataModule(seed=seed)
         fit(model, data)
@@ -25,3 +32,30 @@ def test_half_moons_error_over_five_seeds():
     print(errors)
     assert statistics.mean(errors) <= 0.185
     assert max(errors) < 0.2
+
+
+def test_64_neurons_reach_the_floor_of_the_bound_and_their_landmarks_go_below():
+    """2,000 adaptive updates; the paper's schedule ends near 0.24."""
+    model = KernelSimilarityMatching(num_neurons=64, kernel_params={"sigma": 0.3}, updates=2000)
+    data = HalfMoonsDataModule(seed=0)
+    fit(model, data)
+    x = data.train_points.data
+    neural, nystroem = kernel_nrmse(model.network.kernel, x, model(x), model.features(x, "nystroem")).tolist()
+    assert neural <= 0.145
+    assert nystroem <= 0.009
+
+
+@pytest.mark.slow
+@pytest.mark.mnist
+@pytest.mark.parametrize(("alpha", "most_neural", "most_nystroem"), [(1, 0.009, 0.001), (3, 0.105, 0.033)])
+def test_mnist_needs_no_warm_up(alpha, most_neural, most_nystroem):
+    model = KernelSimilarityMatching(
+        num_neurons=800, kernel="power_cosine", kernel_params={"alpha": alpha}, updates=4000
+    )
+    data = CroppedMNISTDataModule(updates_per_epoch=4000, seed=0)
+    fit(model, data, limit_val_batches=0)
+    x = data.train_points.take(random_subset(len(data.train_points), 10_000))
+    neural, nystroem = kernel_nrmse(model.network.kernel, x, model(x), model.features(x, "nystroem")).tolist()
+    print(alpha, neural, nystroem)
+    assert neural <= most_neural
+    assert nystroem <= most_nystroem

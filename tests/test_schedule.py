@@ -2,7 +2,7 @@
 
 import pytest
 
-from ksm_lightning.schedule import Phase, Schedule, half_moons_phases
+from ksm_lightning.schedule import AdaptiveSchedule, Phase, Rates, Schedule, make_schedule
 
 
 def test_a_phase_begins_where_the_one_before_ends():
@@ -12,10 +12,43 @@ def test_a_phase_begins_where_the_one_before_ends():
 
 
 def test_the_papers_schedule_for_half_moons():
-    schedule = Schedule(half_moons_phases())
+    schedule = make_schedule("paper_half_moons", None)
     assert schedule.total_updates == 20_000
-    assert schedule.at(9_999).rates() == {"W": 0.01, "q": 0.01, "L": 0.1}
-    assert schedule.at(10_000).rates() == {"W": 0.001, "q": 0.001, "L": 0.01}
+    assert schedule.rates(9_999, 16, 64) == Rates(W=0.01, q=0.01, L=0.1)
+    assert schedule.rates(10_000, 999, 1) == Rates(W=0.001, q=0.001, L=0.01)
+    assert not schedule.is_natural
+    assert not any(schedule.relocates_before(update) for update in range(20_000))
+
+
+def test_the_papers_schedule_for_mnist():
+    schedule = make_schedule("paper_mnist", None)
+    assert schedule.total_updates == 16_000
+    assert schedule.kernel_params(999) == {"alpha": 1}
+    assert schedule.kernel_params(1_000) == {}
+    assert [schedule.rates(update, 800, 64) for update in (999, 1_000, 10_999, 11_000)] == [
+        Rates(0.01, 0.0, 0.1), Rates(0.001, 0.0, 0.01), Rates(0.001, 0.0, 0.01), Rates(0.0001, 0.0, 0.001),
+    ]  # fmt: skip
+
+
+def test_adaptive_steps_hold_and_then_fall():
+    schedule = make_schedule(None, 1000)
+    steps = [schedule.rates(update, 16, 64).L for update in (0, 300, 650, 1000, 2000)]
+    assert steps == pytest.approx([0.25, 0.25, 0.25 * (0.02 + 0.98 / 2), 0.005, 0.005])
+    assert schedule.rates(0, 16, 64).W == schedule.rates(0, 16, 64).q == pytest.approx(0.25 / 3)
+
+
+def test_the_step_of_L_is_tied_to_the_rank_of_a_batch():
+    schedule = AdaptiveSchedule(1000)
+    assert pytest.approx(0.25 * 64 / 800) == schedule.rates(0, 800, 64).L
+    assert schedule.rates(0, 800, 4000).L == 0.25
+    assert schedule.rates(0, 800, 64).W < schedule.rates(0, 800, 64).L
+
+
+def test_landmarks_move_in_the_first_half_only():
+    schedule = AdaptiveSchedule(1000)
+    assert [u for u in range(1000) if schedule.relocates_before(u)] == [20, 50, 100, 200, 300, 400, 500]
+    assert [u for u in range(10) if AdaptiveSchedule(10).relocates_before(u)] == [1, 2, 3, 4, 5]
+    assert [u for u in range(3) if AdaptiveSchedule(3).relocates_before(u)] == [1, 2]
 
 
 def test_primitives_make_the_same_schedule_again():
@@ -37,6 +70,9 @@ def test_primitives_make_the_same_schedule_again():
         (lambda: Phase(1, eta_w=-0.1), "`eta_w` must be finite and not negative, got -0.1"),
         (lambda: Phase(1, eta_q=float("nan")), "`eta_q` must be finite"),
         (lambda: Phase(1, eta_l=float("inf")), "`eta_l` must be finite"),
+        (lambda: AdaptiveSchedule(0), "at least 1 update"),
+        (lambda: make_schedule([Phase(1)], 5), "give one of both"),
+        (lambda: make_schedule("papers", None), "There is no schedule 'papers'.*paper_half_moons, paper_mnist"),
         (lambda: Schedule([]), "at least one phase"),
         (lambda: Schedule([{"updates": 1, "eta_x": 1}]), "Not a phase of the schedule"),
     ],

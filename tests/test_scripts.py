@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 
 
-@pytest.mark.parametrize("script", ["probe_table.py", "benchmark/evaluation.py"])
+@pytest.mark.parametrize("script", ["probe_table.py", "benchmark/evaluation.py", "stress/run.py"])
 def test_help_explains(script):
     command = [sys.executable, str(ROOT / "scripts" / script), "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
