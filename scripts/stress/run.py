@@ -1,0 +1,58 @@
+"""Runs the stress tests and writes RESULTS.md beside this file.
+
+What an earlier run has finished is kept in runs/stress and not repeated; remove that folder after a change of the code.
+
+.venv/bin/python scripts/stress/run.py                      everything: about an hour on two cores
+.venv/bin/python scripts/stress/run.py --only half_moons    a part
+.venv/bin/python scripts/stress/run.py --quick              everything in small: a few minutes, not written
+"""
+
+import argparse
+import importlib
+import os
+import platform
+from pathlib import Path
+
+import lightning
+import torch
+
+PARTS = {
+    "half_moons": "Half moons: sizes, seeds, starts, units",
+    "kernels": "Other kernels and data",
+    "mnist": "MNIST, 800 neurons, no warm-up",
+    "kills": "SIGKILL at random moments",
+}
+RESULTS = Path(__file__).parent / "RESULTS.md"
+
+
+def main() -> None:
+    """Parse, run, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
+    parser.add_argument("--quick", action="store_true", help="a small version of each; the results are only printed")
+    options = parser.parse_args()
+    sections = {name: "\n".join(importlib.import_module(name).main(options.quick)) for name in options.only}
+    print("\n\n".join(f"## {PARTS[name]}\n\n{text}" for name, text in sections.items()))
+    if not options.quick:
+        _write(sections)
+
+
+def _write(sections: dict[str, str]) -> None:
+    """Replace the sections that were run, keep the others."""
+    old = RESULTS.read_text() if RESULTS.exists() else ""
+    for name, title in PARTS.items():
+        if name not in sections and f"## {title}\n" in old:
+            sections[name] = old.partition(f"## {title}\n")[2].partition("\n## ")[0].strip()
+    head = (
+        "# Stress tests\n\n"
+        f"Written by `.venv/bin/python scripts/stress/run.py` on {os.cpu_count()} cores ({platform.machine()}), no "
+        f"GPU, with torch {torch.__version__.partition('+')[0]} and lightning {lightning.__version__}.\n"
+    )
+    body = "\n".join(f"\n## {title}\n\n{sections[name]}\n" for name, title in PARTS.items() if name in sections)
+    draft = RESULTS.with_suffix(".draft")
+    draft.write_text(head + body)
+    os.replace(draft, RESULTS)
+
+
+if __name__ == "__main__":
+    main()
