@@ -1,5 +1,6 @@
 """Reading a checkpoint without trusting it: nothing that the file names is imported or run."""
 
+import math
 import pickle
 import warnings
 from pathlib import Path
@@ -14,7 +15,7 @@ FORMAT = 1
 """Number of the checkpoint's format; it changes whenever older files would be misread."""
 _HYPER_PARAMETERS = {
     "num_neurons", "in_features", "kernel", "kernel_params", "ridge", "init", "init_scale", "solver", "updates",
-    "phases", "consolidate",
+    "phases", "consolidate", "inverse", "acceleration",
 }  # fmt: skip
 
 
@@ -81,8 +82,20 @@ def check_content(content: Any, path: str) -> None:
     if not isinstance(update, int) or update < 0:
         raise ValueError(f"{path} does not say how many updates it has seen.")
     n, m = hparams["num_neurons"], hparams["in_features"]
+    _check_tracked(about.get("tracked"), (n, n), path)
     expected = {"network.W": (n, m), "network.q": (n,), "network.L": (n, n)}
     for name, shape in expected.items():
         found = tuple(state[name].shape) if isinstance(state.get(name), torch.Tensor) else None
         if found != shape:
             raise ValueError(f"The checkpoint {path} contradicts itself: {name} should be {shape} and is {found}.")
+
+
+def _check_tracked(tracked: Any, shape: tuple[int, int], path: str) -> None:
+    """Refuse what is not the state of a tracked inverse; an empty one says that nothing is tracked."""
+    if tracked == {}:
+        return
+    numbers = [tracked.get(name) for name in ("ridge", "drift", "age")] if isinstance(tracked, dict) else [None]
+    is_whole = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+    inverse = tracked.get("inverse") if isinstance(tracked, dict) else None
+    if not is_whole or not isinstance(inverse, torch.Tensor) or inverse.shape != shape:
+        raise ValueError(f"The checkpoint {path} contradicts itself: its tracked inverse does not fit the network.")

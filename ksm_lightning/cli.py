@@ -278,7 +278,7 @@ class KSMCLI(LightningCLI):
         error = self.trainer.callback_metrics.get("val/kernel_nrmse")
         active: list[L.Callback] = getattr(self.trainer, "callbacks", [])
         scored = [callback.last_update for callback in active if isinstance(callback, KernelError)]
-        lines = [f"Trained for {done:,} updates."]
+        lines = [f"Trained for {done:,} updates, {self.model.updates_per_second:,.0f} a second."]
         if error is not None:
             when = "Final kernel NRMSE:" if done in scored else f"Kernel NRMSE at update {scored[0]:,}:"
             lines.append(f"{when} {float(error):.4f}")

@@ -16,10 +16,19 @@ from matplotlib.figure import Figure
 TUNING = LinearSegmentedColormap.from_list("tuning", ["#1f4fd8", "#c8c8c8", "#d81f2a"])
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """A figure that needs no screen and no global state."""
-    figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
+def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> Figure:
+    """A figure that needs no screen and no global state, with margins for so many panels.
+
+    Margins are set in inches rather than found by trying, which would take most of the time of a drawing.
+    """
+    figure = Figure(figsize=(width, height), dpi=120)
     FigureCanvasAgg(figure)
+    left, right, bottom, top = 0.75, 0.2, 0.55, 0.4
+    panel_width, panel_height = width / columns - left - right, height / rows - bottom - top
+    figure.subplots_adjust(
+        left / width, bottom / height, 1 - right / width, 1 - top / height,
+        wspace=(left + right) / panel_width, hspace=(bottom + top) / panel_height,
+    )  # fmt: skip
     return figure
 
 
@@ -171,6 +180,7 @@ def image_grid(images: np.ndarray, shape: tuple[int, int], title: str, most: int
         top, left = 1 + index // columns * (height + 1), 1 + index % columns * (width + 1)
         canvas[top : top + height, left : left + width] = image.reshape(shape) / max(np.abs(image).max(), 1e-12)
     figure = new_figure(max(3.0, columns * 0.5), max(2.5, rows * 0.5 + 0.4))
+    figure.subplots_adjust(0.02, 0.02, 0.98, 1 - 0.35 / figure.get_figheight())
     axes = figure.add_subplot()
     axes.imshow(np.ma.masked_invalid(canvas), cmap=TUNING, vmin=-1, vmax=1, interpolation="nearest")
     axes.set_title(title)

@@ -1,6 +1,7 @@
 """The network as a LightningModule: manual optimisation on two time scales, logging."""
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -13,15 +14,15 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from ksm_lightning import functional, learning
+from ksm_lightning import functional, learning, rules
 from ksm_lightning.checkpoint import FORMAT, check_content, read_checkpoint
 from ksm_lightning.data import KSMDataModule, UpdateBlock
-from ksm_lightning.functional import Gradients, Step
 from ksm_lightning.initialisation import DataInit, Initialiser, NormalInit
 from ksm_lightning.kernels import full_precision, make_kernel
 from ksm_lightning.network import KSMNetwork, Solver
 from ksm_lightning.readout import make_reader, read_out
 from ksm_lightning.schedule import PaperSchedule, Phase, Rates, Schedule, make_schedule
+from ksm_lightning.updater import Acceleration, Inverse, Observation, Ranks, Updater
 
 Init = Literal["normal", "data"]
 # Starting points are drawn from so many candidates: more cost time and change nothing.
@@ -37,21 +38,19 @@ class Snapshot(NamedTuple):
     L: Tensor
 
 
-class Computed(NamedTuple):
-    """An update that has not been made yet."""
+class HebbianOptimizer(torch.optim.Optimizer):
+    """Holds W, q and L as named groups for those who look at them; the closure makes the updates of a block."""
 
-    step: Step
-    gradients: Gradients
-    directions: Gradients
-    rates: Rates
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        return None if closure is None else closure()
 
 
 class KernelSimilarityMatching(L.LightningModule):
     """Trains a :class:`KSMNetwork`: W and q descend the energy, L ascends it, each update from one batch.
 
-    The gradients have closed forms, so nothing is back-propagated. One SGD optimizer has three named groups (W, q, L),
-    the last of them ascending. Rates and kernel parameters are a function of the update count
-    (``trainer.global_step``), so that a resumed run continues exactly; training ends with the schedule.
+    The gradients have closed forms, so nothing is back-propagated. Lightning's loop is handed blocks of batches; each
+    batch is one update and counts as one in ``trainer.global_step``. Rates and kernel parameters are a function of that
+    count, so that a resumed run continues exactly; training ends with the schedule.
 
     Two kinds of schedule: the adaptive one (the default) takes steps in natural units, begins at the optimal scale with
     the exact L, moves landmarks that explain nothing, and ends with the exact L again; see
@@ -73,6 +72,11 @@ class KernelSimilarityMatching(L.LightningModule):
         phases: Phases of constant rates instead: a list, or ``paper_half_moons`` or ``paper_mnist``.
         consolidate: Whether a finished schedule ends with the exact L for all data; the adaptive one does unless told
             otherwise, phases do not.
+        inverse: How responses are solved for in training: ``exact`` factorises L for every batch, ``tracked`` keeps
+            the inverse up to date by low-rank updates, ``auto`` takes what is faster
+            (:class:`ksm_lightning.updater.Updater`).
+        acceleration: ``compile`` has torch.compile fuse the update, which needs a C++ compiler and a minute at the
+            start; ``cuda_graph`` records it and replays it, on one GPU; ``none`` does neither.
 
     Raises:
         ValueError: If a value is impossible, or the kernel's name is not registered.
@@ -96,6 +100,8 @@ class KernelSimilarityMatching(L.LightningModule):
         updates: int | None = None,
         phases: list[Phase] | PaperSchedule | None = None,
         consolidate: bool | None = None,
+        inverse: Inverse = "auto",
+        acceleration: Acceleration = "none",
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -105,6 +111,10 @@ class KernelSimilarityMatching(L.LightningModule):
             self.kernel.with_params(**phase.kernel_params)
         if init not in ("normal", "data"):
             raise ValueError(f"`init` must be 'normal' or 'data', got {init!r}.")
+        if inverse not in ("auto", "exact", "tracked"):
+            raise ValueError(f"`inverse` must be 'auto', 'exact' or 'tracked', got {inverse!r}.")
+        if acceleration not in ("none", "compile", "cuda_graph"):
+            raise ValueError(f"`acceleration` must be 'none', 'compile' or 'cuda_graph', got {acceleration!r}.")
         self.save_hyperparameters(
             {
                 "num_neurons": num_neurons,
@@ -118,6 +128,8 @@ class KernelSimilarityMatching(L.LightningModule):
                 "updates": self.schedule.total_updates if self.schedule.is_natural else None,
                 "phases": self.schedule.as_primitives() if isinstance(self.schedule, Schedule) else None,
                 "consolidate": self.schedule.is_natural if consolidate is None else consolidate,
+                "inverse": inverse,
+                "acceleration": acceleration,
             }
         )
         # Without `in_features` this one is a stand-in: it refuses impossible values now, not when the data is there.
@@ -133,6 +145,13 @@ class KernelSimilarityMatching(L.LightningModule):
         self.should_pause = False
         """Set to leave a block of updates early; the trainer is told by whoever sets it."""
         self._reader: Callable[[Tensor], Tensor] | None = None
+        self._updater: Updater | None = None
+        self._tracked: dict[str, Any] = {}
+        self._changes: dict[str, float] | None = None
+        self.updates_per_second = 0.0
+        """Of this run, from its start to its last update or validation; everything that happened between is in it."""
+        self._started: float | None = None
+        self._first = 0
         self.energy: Tensor | None = None
         """Energy of the last batch of the last block, before its update; float64, this process's own."""
         self.apply_schedule(0)
@@ -191,7 +210,7 @@ class KernelSimilarityMatching(L.LightningModule):
             init = DataInit(candidates)
         self.network = self._make_network(data.in_features, init, generator)
         self.hparams["in_features"] = data.in_features
-        self._knows_features, self._awaits_data = True, False
+        self._knows_features, self._awaits_data, self._changes = True, False, None
         self.apply_schedule(self.trainer.global_step)
 
     def _candidates(self, data: KSMDataModule, generator: torch.Generator) -> Tensor:
@@ -217,6 +236,19 @@ class KernelSimilarityMatching(L.LightningModule):
                 f"got {self.trainer.precision}."
             )
 
+    def on_train_start(self) -> None:
+        """Start the clock."""
+        self._started, self._first = time.perf_counter(), self.global_step
+        self.updates_per_second = 0.0
+
+    def on_validation_end(self) -> None:
+        """Let what validation takes count, too."""
+        self._look_at_the_clock()
+
+    def _look_at_the_clock(self) -> None:
+        if self._started is not None:
+            self.updates_per_second = (self.global_step - self._first) / (time.perf_counter() - self._started)
+
     def on_train_end(self) -> None:
         """Write hyper-parameters beside the final scores, for TensorBoard's hparams tab."""
         scores = {
@@ -229,14 +261,9 @@ class KernelSimilarityMatching(L.LightningModule):
                 logger.log_hyperparams(dict(self.hparams), scores)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """One SGD with the groups W, q and L, so that ``global_step`` counts updates."""
-        network = self.network
-        groups: list[dict[str, Any]] = [
-            {"name": "W", "params": [network.W]},
-            {"name": "q", "params": [network.q]},
-            {"name": "L", "params": [network.L], "maximize": True},
-        ]
-        return torch.optim.SGD(groups, lr=0.0)
+        """One optimizer with the groups W, q and L, whose ``lr`` is the rate of the last update."""
+        groups = [{"name": name, "params": [parameter]} for name, parameter in self.network.named_parameters()]
+        return HebbianOptimizer(groups, {"lr": 0.0})
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take up where the checkpoint was saved: the ridge, the phase's kernel, and steps that a guard has halved.
@@ -255,20 +282,41 @@ class KernelSimilarityMatching(L.LightningModule):
         self.network.ridge = self.hparams["ridge"] = float(saved["ridge"])
         self._awaits_data = self._awaits_start = False
         self.rate_factor = float(checkpoint["ksm_lightning"]["rate_factor"])
+        self._tracked = checkpoint["ksm_lightning"].get("tracked", {})
         self.apply_schedule(checkpoint["global_step"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what wrote this, and what the update count does not tell."""
-        checkpoint["ksm_lightning"] = {"format": FORMAT, "rate_factor": self.rate_factor}
+        tracked = self._tracked if self._updater is None else self._updater.state_dict()
+        checkpoint["ksm_lightning"] = {"format": FORMAT, "rate_factor": self.rate_factor, "tracked": tracked}
 
     def apply_schedule(self, update: int) -> None:
         """Set the kernel for the update with this number."""
         changes = self.schedule.kernel_params(update)
+        if changes == self._changes:
+            return
         kernel = self.kernel.with_params(**changes) if changes else self.kernel
         if self.network.kernel.params() != kernel.params():
             self.network.kernel = kernel
+        self._changes = changes
 
     # ------------------------------------------------------------------ one update
+
+    @property
+    def updater(self) -> Updater:
+        """What makes the updates of the run."""
+        if self._updater is None or self._updater.network is not self.network:
+            size = self.trainer.world_size
+            ranks = Ranks(size, lambda value: self.over_ranks(value, "mean"), self._of_all_ranks) if size > 1 else None
+            self._updater = Updater(
+                self.network,
+                self.schedule.is_natural,
+                inverse=self.hparams["inverse"],
+                acceleration=self.hparams["acceleration"],
+                ranks=ranks,
+            )
+            self._updater.load_state_dict(self._tracked)
+        return self._updater
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One update for each batch of a block, or for the one batch of another loader."""
@@ -276,57 +324,67 @@ class KernelSimilarityMatching(L.LightningModule):
         self.network.check_input(batches[0])
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
-        log_every: int = getattr(self.trainer, "log_every_n_steps", 0)  # 0 in a barebones trainer
         update = self.global_step
         self.begin(batch)
         batches = batches[: max(0, self.schedule.total_updates - update)]
-        for place, x in enumerate(batches, start=1):
-            is_logged = bool(log_every) and (update + 1) % log_every == 0
-            self._update(x, optimizer, update, is_logged=is_logged, is_last=place == len(batches))
-            update += 1
-            if self.should_pause:
-                break
+        made = optimizer.step(closure=lambda: self._make_updates(batches, update))
+        self._count(made - 1)
+        self._look_at_the_clock()
+        for group in optimizer.param_groups:
+            group["lr"] = getattr(self._rates(update + made - 1, batches.shape[1]), group["name"])
         self.has_updated = True
         if not self.is_guarded:
             # Once a block, so that neither a checkpoint nor an evaluation ever sees what has diverged.
             self._check_finite()
-        self.apply_schedule(update)
-        if update >= self.schedule.total_updates:
+        self.apply_schedule(update + made)
+        if update + made >= self.schedule.total_updates:
             self.finish()
             self.trainer.should_stop = True
+
+    def _make_updates(self, batches: Tensor, update: int) -> int:
+        """An update for each batch of a block; returns how many, as it may be left early."""
+        log_every: int = getattr(self.trainer, "log_every_n_steps", 0)  # 0 in a barebones trainer
+        with self.updater.block(batches):
+            for place in range(len(batches)):
+                is_logged = bool(log_every) and (update + 1) % log_every == 0
+                observation = self.make_update(place, batches, update, observe=is_logged or place == len(batches) - 1)
+                if observation is not None:
+                    self.energy = observation.energy.total
+                    if is_logged:
+                        self._log_update(observation, update, batches.shape[1])
+                update += 1
+                if self.should_pause:
+                    return place + 1
+        return len(batches)
+
+    def make_update(self, place: int, batches: Tensor, update: int, *, observe: bool = False) -> Observation | None:
+        """The update with a number, from the batch at a place of a block that the updater has been given.
+
+        Idle landmarks are moved before, where the schedule says so.
+        """
+        self.apply_schedule(update)
+        if self.schedule.relocates_before(update):
+            learning.relocate(self.network, self._sample(batches[place], update))
+            self.updater.reset()
+        return self.updater.update(place, self._rates(update, batches.shape[1]), observe=observe)
+
+    def _rates(self, update: int, batch: int) -> Rates:
+        network, ranks = self.network, self.updater.ranks
+        batch *= 1 if ranks is None else ranks.size
+        rates = rules.rates_at(self.schedule, network.kernel, update, network.num_neurons, batch)
+        return rates if self.rate_factor == 1 else rates.scaled(self.rate_factor)
+
+    def _count(self, updates: int) -> None:
+        """Let Lightning count updates that were made within one of its own steps."""
+        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        for tracker in (progress.total, progress.current):
+            tracker.ready += updates
+            tracker.completed += updates
 
     def begin(self, batch: Any) -> None:
         """Start the adaptive schedule from the first block or batch, where no datamodule of ours has done so before."""
         if self._awaits_start:
             self._start(self._of_all_ranks(batches_of(batch).flatten(0, 1)))
-
-    def _update(self, x: Tensor, optimizer: LightningOptimizer, update: int, *, is_logged: bool, is_last: bool) -> None:
-        """One update of W, q and L from one batch (batch, m), all from the same state."""
-        computed = self.compute_update(x, update)
-        if is_logged or is_last:
-            terms = self._energy_terms(computed.step)
-            self.energy = terms.total
-            if is_logged:
-                self._log_update(computed, terms)
-        network = self.network
-        network.W.grad, network.q.grad, network.L.grad = computed.directions
-        for group in optimizer.param_groups:
-            group["lr"] = getattr(computed.rates, group["name"])
-        optimizer.step()
-
-    def compute_update(self, x: Tensor, update: int) -> Computed:
-        """Everything about an update but making it; moves idle landmarks before, where the schedule says so."""
-        self.apply_schedule(update)
-        network = self.network
-        if self.schedule.relocates_before(update):
-            learning.relocate(network, self._sample(x, update))
-        batch = len(x) * self.trainer.world_size
-        rates = learning.rates_at(self.schedule, network.kernel, update, network.num_neurons, batch)
-        rates = rates.scaled(self.rate_factor)
-        step = learning.compute_step(network, x, self.schedule.is_natural)
-        gradients = self._average_over_ranks(step.gradients)
-        directions = learning.descent(network, gradients, step.self_similarity, rates, self.schedule.is_natural)
-        return Computed(step, gradients, directions, rates)
 
     def _sample(self, x: Tensor, update: int) -> Tensor:
         """Points among which idle landmarks find a place: the same on every process, and when the run is resumed."""
@@ -344,44 +402,23 @@ class KernelSimilarityMatching(L.LightningModule):
         assert isinstance(gathered, Tensor)
         return gathered.flatten(0, 1)
 
-    def _average_over_ranks(self, gradients: Gradients) -> Gradients:
-        """The mean over all processes, in one reduction."""
-        if self.trainer.world_size == 1:
-            return gradients
-        flat = self.over_ranks(torch.cat([gradient.flatten() for gradient in gradients]), "mean")
-        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-        return Gradients(*(part.view_as(old) for part, old in zip(parts, gradients, strict=True)))
-
-    def energy_of(self, step: Step) -> Tensor:
-        """Energy of an update's batch; float64, this process's own."""
-        return self._energy_terms(step).total
-
-    def _energy_terms(self, step: Step) -> functional.EnergyTerms:
-        network = self.network
-        return functional.energy_terms(
-            step.k, step.y, step.self_similarity, network.q.detach(), network.L.detach(), network.ridge, C=step.C
-        )
-
-    def _log_update(self, computed: Computed, terms: functional.EnergyTerms) -> None:
+    def _log_update(self, seen: Observation, update: int, batch: int) -> None:
         """Energy, rates and health; everything comes from what the update computed anyway."""
-        network = self.network
-        pivots = computed.step.factor.diagonal()
-        values = {f"energy/{name}": value for name, value in terms._asdict().items()}
-        values |= {f"gradient_norm/{name}": value.norm() for name, value in computed.gradients._asdict().items()}
-        values["health/min_abs_q"] = network.q.detach().abs().min()
-        # The ratio of squared pivots is a lower bound of the condition number that costs nothing.
-        values["health/condition_L"] = (pivots.max() / pivots.min()).square()
+        values = {f"energy/{name}": value for name, value in seen.energy._asdict().items()}
+        values |= {f"gradient_norm/{name}": norm for name, norm in zip("WqL", seen.gradient_norms, strict=True)}
+        values["health/min_abs_q"] = seen.smallest_gain
+        values["health/condition_L"] = seen.condition
         # One stack and one reduction instead of one for each of them.
-        stacked = torch.stack([value.double() for value in (terms.total, *values.values())])
+        stacked = torch.stack([value.double() for value in (seen.energy.total, *values.values())])
         energy, *others = self.over_ranks(stacked, "mean").tolist()
         if not all(map(math.isfinite, (energy, *others))):
             return  # whoever guards the run says so at the end of the block
         self.log("train/energy", energy, prog_bar=True, logger=False)
         # At once, and counted in updates: a call of `self.log` for each would cost more than the update.
         logged = {"train/energy": energy, **dict(zip(values, others, strict=True))}
-        logged |= {f"rate/{name}": rate for name, rate in computed.rates._asdict().items()}
+        logged |= {f"rate/{name}": rate for name, rate in self._rates(update, batch)._asdict().items()}
         for logger in self.loggers:
-            logger.log_metrics(logged, step=self.global_step + 1)
+            logger.log_metrics(logged, step=update + 1)
 
     # ------------------------------------------------------------------ safety
 
@@ -396,19 +433,21 @@ class KernelSimilarityMatching(L.LightningModule):
         self.network.W.copy_(snapshot.W)
         self.network.q.copy_(snapshot.q)
         self.network.L.copy_(snapshot.L)
+        if self._updater is not None:
+            self._updater.reset()
 
-    def parameter_sums(self) -> Tensor:
-        """The sums of W, q and L (3,), float64, which no value that is not finite escapes."""
-        return torch.stack([p.detach().sum(dtype=torch.float64) for p in self.network.parameters()])
+    def health(self) -> Tensor:
+        """Sums of W, q and L, which no value that is not finite escapes, and NaN if a factorisation failed: (4,)."""
+        sums = [p.detach().sum(dtype=torch.float64) for p in self.network.parameters()]
+        failed = torch.zeros_like(sums[0]) if self._updater is None else self._updater.failed
+        return torch.stack([*sums, torch.where(failed == 0, 0.0, torch.nan).to(sums[0])])
 
     def _is_finite(self) -> bool:
-        return all(map(math.isfinite, self.parameter_sums().tolist()))
+        return all(map(math.isfinite, self.health().tolist()))
 
     def _check_finite(self) -> None:
-        names = [name for name, _ in self.network.named_parameters()]
-        bad = [
-            name for name, total in zip(names, self.parameter_sums().tolist(), strict=True) if not math.isfinite(total)
-        ]
+        names = [*(name for name, _ in self.network.named_parameters()), "the factorisation of L + ridge I"]
+        bad = [name for name, total in zip(names, self.health().tolist(), strict=True) if not math.isfinite(total)]
         if bad:
             raise FloatingPointError(
                 f"Training diverged at or before update {self.global_step}: {', '.join(bad)} not finite. Leave out "
@@ -530,18 +569,28 @@ class KernelSimilarityMatching(L.LightningModule):
         return self.forward(x) if self._reader is None else self._reader(x)
 
     def _evaluation_step(self, batch: Any, stage: str) -> Tensor:
-        network = self.network
         x = inputs_of(batch)
         y = self.forward(x)
-        with full_precision(x.device):
-            terms = functional.energy_terms(
-                network.kernel(x, network.W), y, network.kernel.diag(network.W), network.q, network.L, network.ridge
-            )
-        self.log(f"{stage}/energy", terms.total.to(y.dtype), batch_size=len(x), sync_dist=True)
+        self.log(f"{stage}/energy", self.energy_of(x, y).to(y.dtype), batch_size=len(x), sync_dist=True)
         if self.trainer.state.fn == "fit":
             # The name that Lightning's loggers take for the x axis, which would count blocks of updates otherwise.
             self.log("step", float(self.global_step), batch_size=len(x))
         return y
+
+    @torch.no_grad()
+    def energy_of(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Energy of a batch (batch, m); float64, this process's own.
+
+        Args:
+            x: The inputs.
+            y: The responses to them, if they are known already.
+        """
+        network = self.network
+        with full_precision(x.device):
+            k = network.kernel(x, network.W)
+            y = functional.responses(network.q * k, network.L, network.ridge) if y is None else y
+            norms = network.kernel.diag(network.W)
+            return functional.energy_terms(k, y, norms, network.q, network.L, network.ridge).total
 
 
 def batches_of(batch: Any) -> Tensor:

@@ -1,10 +1,12 @@
 """Run folders that never overwrite each other."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from tensorboard.compat.proto.summary_pb2 import Summary
 
 
 class RunFolder(TensorBoardLogger):
@@ -38,6 +40,20 @@ class RunFolder(TensorBoardLogger):
             self._version = candidate
         self.is_claimed = True
         return super().version
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """All numbers of a step as one event: one event for each would cost as much as several updates.
+
+        Raises:
+            ValueError: If a value is not a number.
+        """
+        try:
+            values = [Summary.Value(tag=tag, simple_value=float(value)) for tag, value in metrics.items()]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"TensorBoard's scalars are numbers, got {metrics!r}.") from error
+        # Reading `experiment` opens the file.
+        self.experiment._get_file_writer().add_summary(Summary(value=values), step)
 
 
 def _rank() -> int:

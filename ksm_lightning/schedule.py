@@ -24,7 +24,7 @@ class LearningSchedule(Protocol):
     """What the learning rules ask of a schedule; all of it is a function of the update, so that a run can resume."""
 
     is_natural: bool
-    """Whether rates are in natural units (see :func:`ksm_lightning.learning.descent`) or multiply the gradients."""
+    """Whether rates are in natural units (see :func:`ksm_lightning.rules.descent`) or multiply the gradients."""
 
     @property
     def total_updates(self) -> int: ...
@@ -157,7 +157,7 @@ class AdaptiveSchedule:
     What is provable: after y is minimised out the energy is concave in L, with a closed-form maximum
     (:mod:`ksm_lightning.exact`), so L cannot be caught in a wrong place and the end of a run can be exact; the natural
     steps vanish where the paper's do, so both have the same solutions; and as responses are limited in length
-    (:func:`ksm_lightning.learning.compute_step`), L is an average of bounded positive semi-definite matrices and can
+    (:func:`ksm_lightning.rules.compute_step`), L is an average of bounded positive semi-definite matrices and can
     always be factorised. What is empirical: the numbers above, and how near to the best solution a run ends
     (scripts/stress/RESULTS.md). The bound itself has many minima in W.
 

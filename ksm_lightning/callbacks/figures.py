@@ -67,7 +67,8 @@ class Figures(Callback):
             if energy is not None:
                 self._updates.append(done)
                 self._energies.append(float(energy))
-        if self.every_n_updates and done % self.every_n_updates == 0:
+        is_last = trainer.should_stop or done == trainer.max_steps  # the end draws this one
+        if self.every_n_updates and done % self.every_n_updates == 0 and not is_last:
             self._draw(trainer, pl_module, to_files=False)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -132,7 +133,7 @@ class Figures(Callback):
         panels["responses"] = lambda axes: figures.responses_panel(axes, y)
         panels["energy"] = lambda axes: figures.energy_panel(axes, self._updates, self._energies, ends)
 
-        overview = figures.new_figure(14, 7.4)
+        overview = figures.new_figure(14, 7.4, columns=3, rows=2)
         shown = ["features", *(f"tuning_{neuron}" for neuron in neurons[:2]), "similarities", "spectra", "energy"]
         for place, name in enumerate(shown):
             panels[name](overview.add_subplot(2, 3, place + 1))

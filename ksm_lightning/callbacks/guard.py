@@ -9,7 +9,6 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from ksm_lightning import learning
 from ksm_lightning.data.batches import NUMBERS_AT_ONCE, UPDATES_AT_ONCE
 from ksm_lightning.module import KernelSimilarityMatching, Snapshot, batches_of
 
@@ -92,9 +91,8 @@ class DivergenceGuard(Callback):
         if self._good is None:
             self._good = self._before
         if self._scale is None:
-            x = batches_of(batch)[0].to(pl_module.network.W)
-            step = learning.compute_step(pl_module.network, x, natural=False)
-            self._scale = abs(float(pl_module.over_ranks(pl_module.energy_of(step), "mean")))
+            energy = pl_module.energy_of(batches_of(batch)[0].to(pl_module.network.W))
+            self._scale = abs(float(pl_module.over_ranks(energy, "mean")))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -125,7 +123,7 @@ class DivergenceGuard(Callback):
             return
         batches, self._pending = self._pending, []
         assert model.energy is not None
-        seen = torch.stack([*model.parameter_sums(), model.energy, self._typical(model, batches[-1][-1])])
+        seen = torch.stack([*model.health(), model.energy, self._typical(model, batches[-1][-1])])
         *finite, energy, bound = model.over_ranks(seen, "mean").tolist()
         if all(map(math.isfinite, (*finite, energy))) and not self._has_run_away(energy, bound):
             return
@@ -145,25 +143,25 @@ class DivergenceGuard(Callback):
         """What went wrong first, and at which update (counted from 1), by making the updates again one by one."""
         assert self._before is not None
         model.restore(self._before)
-        update, network, end = self._first, model.network, trainer.global_step
-        for x in (x for block in batches for x in block):
+        update, end = self._first, trainer.global_step
+        for block, place in [(one, place) for one in batches for place in range(len(one))]:
             if update == end:  # a block may have been left early
                 break
-            computed = model.compute_update(x, update)
-            step = computed.step
-            energy, typical = model.energy_of(step), self._typical(model, x)
-            learning.apply(network, computed.directions, computed.rates)
+            with model.updater.block(block):
+                seen = model.make_update(place, block, update, observe=True)
+            assert seen is not None
             update += 1
+            *parameters, factorised = model.health()
             values = {
-                "the inputs x": x,
-                "the similarities f(x, W)": step.k,
-                "the factorisation of L + ridge I": step.factor,
-                "the responses y": step.y,
-                "the energy": energy,
-                **{name: getattr(network, name).detach() for name in ("W", "q", "L")},
+                "the inputs x": block[place].sum(dtype=torch.float64),
+                "the similarities f(x, W)": seen.k.sum(dtype=torch.float64),
+                "the factorisation of L + ridge I": factorised,
+                "the responses y": seen.y.sum(dtype=torch.float64),
+                "the energy": seen.energy.total,
+                **dict(zip("WqL", parameters, strict=True)),
             }
-            seen = torch.stack([*(value.sum(dtype=torch.float64) for value in values.values()), typical])
-            *sums, bound = model.over_ranks(seen, "mean").tolist()
+            typical = self._typical(model, block[place])
+            *sums, bound = model.over_ranks(torch.stack([*values.values(), typical]), "mean").tolist()
             for name, total in zip(values, sums, strict=True):
                 if not math.isfinite(total):
                     return f"{name} {'failed' if 'factorisation' in name else 'became non-finite'}", update

@@ -1,12 +1,12 @@
 """Kernels of inner products and angles: linear, polynomial, power-cosine and arc-cosine."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels.base import Kernel, Pullback, _check_pair
-from ksm_lightning.kernels.precision import full_precision
+from ksm_lightning.kernels.base import Kernel, Prepared, Pulled, SelfTerms
 from ksm_lightning.kernels.registry import register_kernel
 
 
@@ -35,15 +35,20 @@ class LinearKernel(Kernel):
     def diag(self, u: Tensor) -> Tensor:
         return (u * u).sum(1)
 
-    def value_and_pullback(self, x: Tensor, w: Tensor) -> tuple[Tensor, Pullback]:
-        def pullback(c: Tensor) -> Tensor:
-            with full_precision(x.device):
-                return c.mT @ x
-
-        return self(x, w), pullback
+    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> tuple[Tensor, Callable[[Tensor], Pulled]]:
+        (x,) = prepared
+        return x @ w.mT, lambda c: Pulled(c.mT @ x)
 
     def diag_gradient(self, w: Tensor) -> Tensor:
         return 2 * w
+
+    def self_terms(self, w: Tensor) -> SelfTerms:
+        return _squared_length(w)
+
+
+def _squared_length(w: Tensor) -> SelfTerms:
+    """The terms of kernels with ``f(w, w) = |w|^2``."""
+    return SelfTerms(torch.linalg.vector_norm(w, dim=1).square_(), 1.0, w, 2.0)
 
 
 @register_kernel("polynomial")
@@ -77,16 +82,15 @@ class PolynomialKernel(Kernel):
     def diag(self, u: Tensor) -> Tensor:
         return (u * u).sum(1) ** self.degree
 
-    def value_and_pullback(self, x: Tensor, w: Tensor) -> tuple[Tensor, Pullback]:
-        _check_pair(x, w)
-        with full_precision(x.device):
-            z = x @ w.mT  # (batch, n)
+    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> tuple[Tensor, Callable[[Tensor], Pulled]]:
+        (x,) = prepared
+        z = x @ w.mT  # (batch, n)
+        power = _power(z, self.degree - 1) if self.degree > 1 else torch.ones_like(z)
 
-        def pullback(c: Tensor) -> Tensor:
-            with full_precision(x.device):
-                return (c * z ** (self.degree - 1)).mul_(self.degree).mT @ x  # (n, m)
+        def pullback(c: Tensor) -> Pulled:
+            return Pulled((c * power).mT @ x, factor=self.degree)
 
-        return z**self.degree, pullback
+        return power * z, pullback
 
     def diag_gradient(self, w: Tensor) -> Tensor:
         norm2 = (w * w).sum(1, keepdim=True)
@@ -102,11 +106,11 @@ def _power(base: Tensor, exponent: int) -> Tensor:
 
 
 def _norms(u: Tensor) -> tuple[Tensor, Tensor]:
-    """Lengths (n, 1) of rows and unit rows (n, m); the unit row of a zero vector is zero, also for autograd.
+    """Lengths (..., 1) of rows and unit rows (..., m); the unit row of a zero vector is zero, also for autograd.
 
     Rows whose squares underflow (lengths below 1e-22 in float32) count as zero.
     """
-    lengths = torch.linalg.vector_norm(u, dim=1, keepdim=True)
+    lengths = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
     return lengths, u / torch.where(lengths > 0, lengths, 1.0)
 
 
@@ -153,26 +157,32 @@ class PowerCosineKernel(Kernel):
     def diag(self, u: Tensor) -> Tensor:
         return (u * u).sum(1)
 
-    def value_and_pullback(self, x: Tensor, w: Tensor) -> tuple[Tensor, Pullback]:
-        _check_pair(x, w)
-        alpha = self.alpha
-        with full_precision(x.device):
-            x_length, x_unit = _norms(x)
-            w_length, w_unit = _norms(w)
-            cosine = x_unit @ w_unit.mT  # (batch, n)
-            # cos^(alpha-1) |x| is all that value and pullback need of the pair beside the cosine itself.
-            power = cosine ** (alpha - 1) if alpha > 1 else torch.ones_like(cosine)
-            power = power.mul_(x_length)
-            k = cosine * power * w_length.mT
+    def prepare(self, x: Tensor) -> Prepared:
+        return _norms(x)
 
-        def pullback(c: Tensor) -> Tensor:
+    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> tuple[Tensor, Callable[[Tensor], Pulled]]:
+        x_length, x_unit = prepared
+        alpha = self.alpha
+        assert terms.value is not None
+        w_length = terms.value.sqrt()
+        w_inverse = 1 / torch.where(w_length > 0, w_length, 1.0)
+        cosine = (x_unit @ w.mT).mul_(w_inverse)  # (batch, n)
+        # cos^(alpha-1) |x| is all that value and pullback need of the pair beside the cosine itself.
+        power = _power(cosine, alpha - 1) * x_length if alpha > 1 else x_length.expand_as(cosine)
+        k = (cosine * power).mul_(w_length)
+
+        def pullback(c: Tensor) -> Pulled:
             # df(w, x)/dw = alpha |x| cos^(alpha-1) x_unit + (1 - alpha) |x| cos^alpha w_unit
-            with full_precision(x.device):
-                a = c * power
-                along_w = (a * cosine).sum(0)[:, None] * w_unit  # (n, m)
-                return torch.addmm(along_w, a.mT, x_unit, beta=1 - alpha, alpha=alpha)
+            a = c * power
+            if alpha == 1:
+                return Pulled(a.mT @ x_unit)
+            along = (a * cosine).sum(0).mul_(w_inverse).mul_((alpha - 1) / alpha)  # (n,)
+            return Pulled(a.mT @ x_unit, along, w, alpha)
 
         return k, pullback
+
+    def self_terms(self, w: Tensor) -> SelfTerms:
+        return _squared_length(w)
 
     def diag_gradient(self, w: Tensor) -> Tensor:
         return 2 * w
@@ -214,27 +224,31 @@ class ArcCosineKernel(Kernel):
             return norm2
         return torch.where(norm2 > 0, 1.0, 0.5).to(u.dtype)
 
-    def value_and_pullback(self, x: Tensor, w: Tensor) -> tuple[Tensor, Pullback]:
-        _check_pair(x, w)
-        with full_precision(x.device):
-            x_length, x_unit = _norms(x)
-            w_length, w_unit = _norms(w)
-            cosine, sine, theta = _angle(x_unit @ w_unit.mT)  # each (batch, n)
-            k = self._value(x_length, w_length, cosine, sine, theta)
+    def prepare(self, x: Tensor) -> Prepared:
+        return _norms(x)
 
-        def pullback(c: Tensor) -> Tensor:
-            with full_precision(x.device):
-                if self.order == 1:
-                    # df/dw = |x| (sin(theta) w_unit + (pi - theta) x_unit) / pi
-                    a = c * x_length / math.pi
-                    return ((a * sine).sum(0)[:, None] * w_unit).addmm_((a * (math.pi - theta)).mT, x_unit)
-                # df/dw = (x_unit - cos(theta) w_unit) / (pi |w| sin(theta))
-                resolved = sine > math.sqrt(torch.finfo(sine.dtype).eps)
-                a = c * torch.where(resolved, 1 / (math.pi * sine), 0.0)
-                a = a * torch.where(w_length > 0, 1 / w_length, 0.0).mT
-                return (-(a * cosine).sum(0)[:, None] * w_unit).addmm_(a.mT, x_unit)
+    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> tuple[Tensor, Callable[[Tensor], Pulled]]:
+        x_length, x_unit = prepared
+        w_length = torch.linalg.vector_norm(w, dim=1)
+        w_inverse = 1 / torch.where(w_length > 0, w_length, 1.0)
+        cosine, sine, theta = _angle((x_unit @ w.mT).mul_(w_inverse))  # each (batch, n)
+        k = self._value(x_length, w_length[:, None], cosine, sine, theta)
+
+        def pullback(c: Tensor) -> Pulled:
+            if self.order == 1:
+                # df/dw = |x| (sin(theta) w_unit + (pi - theta) x_unit) / pi
+                a = c * x_length / math.pi
+                return Pulled((a * (math.pi - theta)).mT @ x_unit, (a * sine).sum(0) * -w_inverse, w)
+            # df/dw = (x_unit - cos(theta) w_unit) / (pi |w| sin(theta))
+            resolved = sine > math.sqrt(torch.finfo(sine.dtype).eps)
+            a = c * torch.where(resolved, 1 / (math.pi * sine), 0.0)
+            a = a * torch.where(w_length > 0, w_inverse, 0.0)
+            return Pulled(a.mT @ x_unit, (a * cosine).sum(0) * w_inverse, w)
 
         return k, pullback
+
+    def self_terms(self, w: Tensor) -> SelfTerms:
+        return _squared_length(w) if self.order == 1 else SelfTerms(self.diag(w), self.curvature(w), None, 0.0)
 
     def diag_gradient(self, w: Tensor) -> Tensor:
         return 2 * w if self.order == 1 else torch.zeros_like(w)

@@ -4,7 +4,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,40 @@ from torch import Tensor, nn
 from ksm_lightning.kernels.precision import full_precision
 
 Pullback = Callable[[Tensor], Tensor]
+Prepared = tuple[Tensor, ...]
 
 _DIAGONAL_TILE = 64
+
+
+class Pulled(NamedTuple):
+    """A pullback in parts, ``P_i = factor (matrix_i - along_i base_i)``: the rules add multiples of w anyway."""
+
+    matrix: Tensor
+    """(n, m), the caller's to overwrite."""
+    along: Tensor | None = None
+    """(n,); none where there is no second part."""
+    base: Tensor | None = None
+    """(n, m)."""
+    factor: float = 1.0
+
+    def dense(self) -> Tensor:
+        """All parts together."""
+        if self.along is not None and self.base is not None:
+            self.matrix.addcmul_(self.base, self.along[:, None], value=-1)
+        return self.matrix if self.factor == 1 else self.matrix.mul_(self.factor)
+
+
+class SelfTerms(NamedTuple):
+    """What the rules need to know of ``f(w_i, w_i)``; numbers instead of tensors where all landmarks agree."""
+
+    value: Tensor | None
+    """``f(w_i, w_i)`` (n,); none where it is always 1."""
+    curvature: Tensor | float
+    """:meth:`Kernel.curvature`, (n,) or a number."""
+    direction: Tensor | None
+    """The total derivative in ``w_i`` is ``slope_i direction_i``, (n, m); none where it is 0."""
+    slope: Tensor | float
+    """(n,), or a number."""
 
 
 class Kernel(nn.Module, ABC):
@@ -82,15 +114,44 @@ class Kernel(nn.Module, ABC):
         Returns:
             ``k`` (batch, n), and a function from coefficients ``c`` (batch, n) to ``P`` (n, m).
         """
-        with torch.inference_mode(False), torch.enable_grad():
-            x, w = x.detach().clone(), w.detach().clone().requires_grad_()
-            k = self(x, w)
+        _check_pair(x, w)
+        with full_precision(x.device):
+            k, pull = self.evaluate(self.prepare(x), w, self.self_terms(w))
 
         def pullback(c: Tensor) -> Tensor:
+            with full_precision(x.device):
+                return pull(c).dense()
+
+        return k, pullback
+
+    def prepare(self, x: Tensor) -> Prepared:
+        """What :meth:`evaluate` wants to know of inputs (..., batch, m): computed once for a block of batches.
+
+        Every tensor keeps the leading dimensions of x, and what it holds of a batch does not depend on other batches.
+        """
+        return (x,)
+
+    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> tuple[Tensor, Callable[[Tensor], Pulled]]:
+        """:meth:`value_and_pullback` of one prepared batch; precision is the caller's business.
+
+        Args:
+            prepared: What :meth:`prepare` gave for the batch.
+            w: Landmarks (n, m).
+            terms: :meth:`self_terms` of the landmarks.
+        """
+        with torch.inference_mode(False), torch.enable_grad():
+            x, w = prepared[0].detach().clone(), w.detach().clone().requires_grad_()
+            k = self(x, w)
+
+        def pullback(c: Tensor) -> Pulled:
             with torch.inference_mode(False):
-                return torch.autograd.grad(k, w, c.detach().clone(), retain_graph=True)[0]
+                return Pulled(torch.autograd.grad(k, w, c.detach().clone(), retain_graph=True)[0])
 
         return k.detach(), pullback
+
+    def self_terms(self, w: Tensor) -> SelfTerms:
+        """Everything about ``f(w_i, w_i)`` at once: ``w`` (n, m)."""
+        return SelfTerms(self.diag(w), self.curvature(w), self.diag_gradient(w), 1.0)
 
     def pullback(self, c: Tensor, x: Tensor, w: Tensor) -> Tensor:
         """``P_i = sum_b c_bi df(w_i, x_b)/dw_i``: ``c`` (batch, n), ``x`` (batch, m), ``w`` (n, m) give (n, m)."""

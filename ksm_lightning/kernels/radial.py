@@ -2,12 +2,12 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels.base import Kernel, Pullback, _check_pair
-from ksm_lightning.kernels.precision import full_precision
+from ksm_lightning.kernels.base import Kernel, Prepared, Pulled, SelfTerms
 from ksm_lightning.kernels.registry import register_kernel
 
 
@@ -19,22 +19,14 @@ def squared_distances(u: Tensor, v: Tensor) -> Tensor:
     the points about that mean: the distance of the data from the origin costs nothing, its spread does. Two
     clusters 1,000 kernel widths apart leave an error of 0.1 in ``|u - v|^2 / sigma^2``; use float64 there.
     """
-    u, v = _remove_offset(u, v)
-    return _expanded_square(u, v)
-
-
-def _remove_offset(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     offset = v.mean(0)
-    return u - offset, v - offset
-
-
-def _expanded_square(u: Tensor, v: Tensor) -> Tensor:
+    u, v = u - offset, v - offset
     square = torch.addmm((v * v).sum(1), u, v.mT, alpha=-2)  # (n_u, n_v)
     return square.add_((u * u).sum(1, keepdim=True)).clamp_(min=0)
 
 
 class RadialKernel(Kernel):
-    """A function of the distance in units of ``sigma``; a subclass writes :meth:`profile` and :meth:`slope`.
+    """A function of the distance in units of ``sigma``; a subclass writes :meth:`profile` and :meth:`weight`.
 
     Precision: see :func:`squared_distances`; nearly equal points keep their digits however far they lie from the
     origin, as long as the data's spread is small against ``sigma / sqrt(eps)`` (about 1,000 sigma in float32).
@@ -47,8 +39,10 @@ class RadialKernel(Kernel):
     """
 
     is_radial = True
-    # ``-2 sigma^2 dg/d(d2)`` at 0, or what serves as such where there is a cusp.
+    # ``weight`` at 0, or what serves as such where there is a cusp.
     _stiffness = 1.0
+    # What ``profile`` is a function of: this times the squared distance in units of sigma^2.
+    _factor = 1.0
 
     def __init__(self, sigma: float = 1.0) -> None:
         super().__init__()
@@ -59,34 +53,45 @@ class RadialKernel(Kernel):
         self.sigma = float(sigma)
 
     @abstractmethod
-    def profile(self, d2: Tensor) -> Tensor:
-        """``g`` at squared distances; may overwrite ``d2``."""
+    def profile(self, t: Tensor) -> Tensor:
+        """``g`` at ``t``, the squared distance in units of sigma^2 times the kernel's factor; leaves t as it is."""
 
     @abstractmethod
-    def slope(self, d2: Tensor, k: Tensor) -> Tensor:
-        """``dg/d(d2)`` at squared distances, given ``k = g(d2)``."""
+    def weight(self, t: Tensor, k: Tensor) -> Tensor:
+        """``-2 sigma^2 dg/d(d2)`` there, given ``k = g(t)``: how strongly a point draws a landmark."""
 
-    def distances2(self, u: Tensor, v: Tensor) -> Tensor:
-        """Squared distances of centred points, as this kernel resolves them."""
-        return _expanded_square(u, v)
+    def scaled_distances(self, u: Tensor, v: Tensor, u2: Tensor) -> Tensor:
+        """The argument of :meth:`profile` for centred points; ``u2`` (n_u, 1) is that of u and 0."""
+        scale = self._factor / self.sigma**2
+        t = torch.addmm((v * v).sum(1), u, v.mT, beta=scale, alpha=-2 * scale).add_(u2)  # (n_u, n_v)
+        return t.clamp_(min=0) if scale > 0 else t.clamp_(max=0)
 
     def gram(self, u: Tensor, v: Tensor) -> Tensor:
-        return self.profile(self.distances2(*_remove_offset(u, v)))
+        offset = v.mean(0)
+        u, v = u - offset, v - offset
+        return self.profile(self.scaled_distances(u, v, self._to_origin(u)))
 
     def diag(self, u: Tensor) -> Tensor:
         return u.new_ones(u.shape[0])
 
-    def value_and_pullback(self, x: Tensor, w: Tensor) -> tuple[Tensor, Pullback]:
-        _check_pair(x, w)
-        with full_precision(x.device):
-            x, w = _remove_offset(x, w)
-            d2 = self.distances2(x, w)  # (batch, n)
-            k = self.profile(d2.clone())
+    def _to_origin(self, u: Tensor) -> Tensor:
+        return (u * u).sum(-1, keepdim=True).mul_(self._factor / self.sigma**2)
 
-        def pullback(c: Tensor) -> Tensor:
-            with full_precision(x.device):
-                a = c * self.slope(d2, k)  # (batch, n); df(w_i, x_b)/dw_i = 2 slope_bi (w_i - x_b)
-                return torch.addmm(a.sum(0)[:, None] * w, a.mT, x, beta=2, alpha=-2)  # (n, m)
+    def prepare(self, x: Tensor) -> Prepared:
+        offset = x.mean(-2)  # of each batch by itself
+        centred = x - offset[..., None, :]
+        return centred, self._to_origin(centred), offset
+
+    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> tuple[Tensor, Callable[[Tensor], Pulled]]:
+        x, x2, offset = prepared
+        w = w - offset
+        t = self.scaled_distances(x, w, x2)  # (batch, n)
+        k = self.profile(t)
+
+        def pullback(c: Tensor) -> Pulled:
+            # df(w_i, x_b)/dw_i = weight_bi (x_b - w_i) / sigma^2
+            a = c * self.weight(t, k)  # (batch, n)
+            return Pulled(a.mT @ x, a.sum(0), w, 1 / self.sigma**2)
 
         return k, pullback
 
@@ -95,6 +100,9 @@ class RadialKernel(Kernel):
 
     def curvature(self, w: Tensor) -> Tensor:
         return w.new_full((w.shape[0],), self._stiffness / self.sigma**2)
+
+    def self_terms(self, w: Tensor) -> SelfTerms:
+        return SelfTerms(None, self._stiffness / self.sigma**2, None, 0.0)
 
 
 @register_kernel("gaussian")
@@ -106,11 +114,13 @@ class GaussianKernel(RadialKernel):
         tensor([[1.0000, 0.6065]])
     """
 
-    def profile(self, d2: Tensor) -> Tensor:
-        return d2.mul_(-0.5 / self.sigma**2).exp_()
+    _factor = -0.5
 
-    def slope(self, d2: Tensor, k: Tensor) -> Tensor:
-        return k * (-0.5 / self.sigma**2)
+    def profile(self, t: Tensor) -> Tensor:
+        return t.exp()
+
+    def weight(self, t: Tensor, k: Tensor) -> Tensor:
+        return k
 
 
 @register_kernel("laplacian")
@@ -121,16 +131,16 @@ class LaplacianKernel(RadialKernel):
     from 0, below about ``3 sqrt(eps) R`` for points of radius ``R`` about their mean, count as 0.
     """
 
-    def distances2(self, u: Tensor, v: Tensor) -> Tensor:
-        d2 = _expanded_square(u, v)
-        unresolved = (u * u).sum(1, keepdim=True) + (v * v).sum(1)  # (n_u, n_v)
-        return d2.masked_fill_(d2 <= unresolved.mul_(4 * torch.finfo(d2.dtype).eps), 0.0)
+    def scaled_distances(self, u: Tensor, v: Tensor, u2: Tensor) -> Tensor:
+        t = super().scaled_distances(u, v, u2)
+        unresolved = u2 + (v * v).sum(1).mul_(1 / self.sigma**2)  # (n_u, n_v)
+        return t.masked_fill_(t <= unresolved.mul_(4 * torch.finfo(t.dtype).eps), 0.0)
 
-    def profile(self, d2: Tensor) -> Tensor:
-        return (d2.sqrt() * (-1 / self.sigma)).exp_()
+    def profile(self, t: Tensor) -> Tensor:
+        return (-t.sqrt()).exp_()
 
-    def slope(self, d2: Tensor, k: Tensor) -> Tensor:
-        return torch.where(d2 > 0, k * d2.rsqrt() * (-0.5 / self.sigma), 0.0)
+    def weight(self, t: Tensor, k: Tensor) -> Tensor:
+        return torch.where(t > 0, k * t.rsqrt(), 0.0)
 
 
 @register_kernel("cauchy")
@@ -139,8 +149,8 @@ class CauchyKernel(RadialKernel):
 
     _stiffness = 2.0
 
-    def profile(self, d2: Tensor) -> Tensor:
-        return d2.div_(self.sigma**2).add_(1).reciprocal_()
+    def profile(self, t: Tensor) -> Tensor:
+        return (1 + t).reciprocal_()
 
-    def slope(self, d2: Tensor, k: Tensor) -> Tensor:
-        return k * k * (-1 / self.sigma**2)
+    def weight(self, t: Tensor, k: Tensor) -> Tensor:
+        return (k * k).mul_(2)
