@@ -42,8 +42,10 @@ def test_a_checkpoint_holds_tensors_and_primitives_alone(saved):
         "phases": [{"updates": 10, "eta_w": 0.01, "eta_q": 0.02, "eta_l": 0.1, "kernel_params": {}}],
         "updates": None,
         "consolidate": False,
+        "inverse": "auto",
+        "acceleration": "none",
     }
-    assert content["ksm_lightning"] == {"format": 1, "rate_factor": 1.0}
+    assert content["ksm_lightning"] == {"format": 1, "rate_factor": 1.0, "tracked": {}}
     assert set(content["state_dict"]) == {"network.W", "network.q", "network.L"}
 
 

@@ -46,26 +46,33 @@ def test_the_fakes_do_what_these_tests_rest_on(fake):
         on_cuda(1).item()
 
 
-def model(kernel: str = "gaussian", phases=None, **params) -> KernelSimilarityMatching:
+def model(kernel: str = "gaussian", phases=None, inverse="auto", **params) -> KernelSimilarityMatching:
     with CUDA:
         return KernelSimilarityMatching(
-            num_neurons=6, in_features=4, kernel=kernel, kernel_params=params, init="normal", phases=phases
+            num_neurons=6,
+            in_features=4,
+            kernel=kernel,
+            kernel_params=params,
+            init="normal",
+            phases=phases,
+            inverse=inverse,
         )
 
 
+@pytest.mark.parametrize("inverse", ["exact", "tracked"])
 @pytest.mark.parametrize("phases", [None, [Phase(100)]], ids=["adaptive", "phases"])
-def test_the_update_stays_on_the_device_and_asks_nothing(fake, spec, phases):
-    """The module's own update, with its optimizer, for every kernel; no host synchronisation."""
-    module = model(spec[0], phases, **spec[1])
-    module.__dict__["_trainer"] = SimpleNamespace(world_size=1)
-    optimizer = module.configure_optimizers()
+def test_the_update_stays_on_the_device_and_asks_nothing(fake, spec, phases, inverse):
+    """The module's own updates of a block, for every kernel, with what is logged; no host synchronisation."""
+    module = model(spec[0], phases, inverse=inverse, **spec[1])
+    module.__dict__["_trainer"] = SimpleNamespace(world_size=1, log_every_n_steps=0)
     source = BatchSource(Points(on_cuda(50, 4), device=CUDA), batch_size=8, updates_per_epoch=3)
     (block,) = source
     assert block.x.device == CUDA
-    for update, x in enumerate(block.x):
-        module._update(x, optimizer, update, is_logged=False, is_last=True)
-    assert module.energy.device == CUDA
+    assert module._make_updates(block.x, 0) == 3
+    assert module.energy.device == module.health().device == CUDA
     assert {p.device for p in module.network.parameters()} == {CUDA}
+    if inverse == "tracked" and phases:
+        assert module.updater.state_dict()["inverse"].device == CUDA
 
 
 def test_energy_and_its_terms_stay_on_the_device(fake):

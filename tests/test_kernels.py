@@ -53,7 +53,7 @@ def test_base_diagonal_walks_over_all_tiles(kernel):
 
 def test_closed_pullback_equals_autograd(kernel):
     x, w, c = points(7), points(4, seed=1), points(7, 4, seed=2)
-    by_autograd = Kernel.value_and_pullback(kernel, x, w)[1](c)
+    by_autograd = Kernel.evaluate(kernel, (x,), w, kernel.self_terms(w))[1](c).dense()
     assert_close(kernel.pullback(c, x, w), by_autograd, rtol=1e-9, atol=1e-9)
 
 
@@ -83,7 +83,7 @@ def test_zero_vectors_give_no_nan(kernel, dtype):
     c = torch.ones(3, 3, dtype=dtype)
     for value in (kernel(x, w), kernel.diag(w), kernel.pullback(c, x, w), kernel.diag_gradient(w)):
         assert value.isfinite().all()
-    assert Kernel.value_and_pullback(kernel, x, w)[1](c).isfinite().all()  # by autograd too
+    assert Kernel.evaluate(kernel, (x,), w, kernel.self_terms(w))[1](c).dense().isfinite().all()  # by autograd too
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -251,3 +251,21 @@ def test_registered_names_are_unique_and_redefinable():
     register_kernel("test_quadratic")(Quadratic)
     register_kernel("test_quadratic")(Quadratic)
     assert make_kernel("test_quadratic", offset=3.0).offset == 3.0
+
+
+def test_what_is_prepared_of_a_batch_does_not_depend_on_its_block(kernel):
+    x = torch.stack([points(7, seed=seed) for seed in range(5)])
+    together = kernel.prepare(x)
+    for place, batch in enumerate(x):
+        for whole, alone in zip(together, kernel.prepare(batch), strict=True):
+            assert torch.equal(whole[place], alone)
+
+
+def test_terms_of_a_landmark_with_itself_are_the_single_ones(kernel):
+    w = points(6)
+    terms = kernel.self_terms(w)
+    assert_close(torch.ones(6).double() if terms.value is None else terms.value, kernel.diag(w))
+    assert_close(torch.as_tensor(terms.curvature, dtype=w.dtype).expand(6), kernel.curvature(w))
+    slope = torch.as_tensor(terms.slope, dtype=w.dtype).expand(6)
+    gradient = torch.zeros_like(w) if terms.direction is None else slope[:, None] * terms.direction
+    assert_close(gradient, kernel.diag_gradient(w))

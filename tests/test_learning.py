@@ -14,11 +14,12 @@ from ksm_lightning.data import ArrayDataModule, HalfMoonsDataModule
 from ksm_lightning.exact import minimise_bound, similarity_moment, solve_inner
 from ksm_lightning.initialisation import DataInit, NormalInit
 from ksm_lightning.kernels import GaussianKernel, Kernel, LinearKernel, PowerCosineKernel, make_kernel
-from ksm_lightning.learning import consolidate, descent, learn, natural_ridge, relocate, start
+from ksm_lightning.learning import consolidate, learn, natural_ridge, relocate, start
 from ksm_lightning.metrics import kernel_nrmse
 from ksm_lightning.network import KSMNetwork
 from ksm_lightning.readout import read_out
 from ksm_lightning.relocation import find_moves
+from ksm_lightning.rules import descent
 from ksm_lightning.schedule import AdaptiveSchedule, Rates
 
 

@@ -14,6 +14,7 @@ from ksm_lightning.data import HalfMoonsDataModule
 from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.module import KernelSimilarityMatching, inputs_of
 from ksm_lightning.schedule import Phase
+from ksm_lightning.updater import Updater
 
 SHORT = [Phase(10, 0.01, 0.02, 0.1)]
 
@@ -98,14 +99,14 @@ def test_phases_change_kernel_parameters():
         phases=[Phase(2, kernel_params={"alpha": 1}), Phase(2), Phase(2, kernel_params={"alpha": 4})],
     )
     seen = []
-    original = functional.hebbian_step
+    original = Updater.update
 
-    def spy(kernel, *args, **options):
-        seen.append(kernel.alpha)
-        return original(kernel, *args, **options)
+    def spy(updater, *args, **options):
+        seen.append(updater.network.kernel.alpha)
+        return original(updater, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functional, "hebbian_step", spy)
+        patch.setattr(Updater, "update", spy)
         fit(module)
     assert seen == [1, 1, 3, 3, 4, 4]
     assert module.network.kernel.alpha == 4
@@ -120,13 +121,11 @@ def test_a_homogeneous_kernel_keeps_q_at_one():
     assert learned.network.q.ne(1).any()
 
 
-def test_one_optimizer_has_three_named_groups_and_l_ascends():
-    optimizer = model().configure_optimizers()
-    assert [(group["name"], group["maximize"]) for group in optimizer.param_groups] == [
-        ("W", False),
-        ("q", False),
-        ("L", True),
-    ]
+def test_one_optimizer_has_three_named_groups_with_the_last_rates():
+    module = model(phases=[Phase(3, 0.01, 0.02, 0.1), Phase(4, 0.001, 0.002, 0.3)])
+    assert [group["name"] for group in module.configure_optimizers().param_groups] == ["W", "q", "L"]
+    trainer = fit(module)
+    assert [group["lr"] for group in trainer.optimizers[0].param_groups] == [0.001, 0.002, 0.3]
 
 
 def test_a_run_ends_with_its_schedule_or_with_max_steps():
@@ -141,14 +140,14 @@ def test_logged_energy_equals_the_float64_reference():
     def remember(update):
         states[update] = {name: p.detach().clone() for name, p in module.network.named_parameters()}
 
-    original = functional.hebbian_step
+    original = Updater.update
 
     def spy(*args, **options):
         remember(len(states))
         return original(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functional, "hebbian_step", spy)
+        patch.setattr(Updater, "update", spy)
         fit(module, data, logger=logger, log_every_n_steps=5)
     assert sorted(step for step in logger.metrics if "train/energy" in logger.metrics[step]) == [5, 10, 15, 20]
     kernel, ridge = GaussianKernel(0.3), module.network.ridge

@@ -45,6 +45,8 @@ def test_imports_point_downward():
         "schedule",
         "exact",
         "relocation",
+        "rules",
+        "updater",
         "learning",
         "metrics",
         "readout",
