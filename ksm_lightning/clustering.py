@@ -50,7 +50,7 @@ def kmeans(x: Tensor, clusters: int, *, starts: int = 1, max_iterations: int = 1
             if bool((nearest == assignment).all()):
                 break
             assignment = nearest
-            one_hot = torch.nn.functional.one_hot(assignment, clusters).to(x.dtype)  # (samples, starts, clusters)
+            one_hot = torch.zeros_like(distance).scatter_(2, assignment[..., None], 1.0)  # (samples, starts, clusters)
             counts = one_hot.sum(0)[..., None]
             sums = (one_hot.flatten(1).mT @ x).view(starts, clusters, features)
             # A centre that lost all its samples stays where it is.

@@ -28,6 +28,7 @@ Number = float | Tensor
 NEURONS_PER_SAMPLE, _LARGEST_STEP = 8, 0.05
 # The inverse is computed anew when its ridge has drifted by this part of the true one, or after so many updates.
 _DRIFT, _OLDEST = 0.15, 64
+_SMALL, _FOR_ONE_THREAD = 256, 128
 
 
 class Ranks(NamedTuple):
@@ -109,7 +110,8 @@ class Updater:
         self._batches: Tensor | None = None
         self._prepared: list[Prepared] = []
         self._allowed: tuple[Tensor, ...] | None = None
-        self._shifted = self._ridge_eye = self._floor = self._ones = torch.empty(0)
+        self._shifted = self._floor = self._ones = torch.empty(0)
+        self._eye: Tensor | None = None
         self._failed = torch.zeros((), dtype=torch.int32)
         self._P: Tensor | None = None
         self._place: Tensor | None = None
@@ -123,14 +125,23 @@ class Updater:
         L = self.network.L
         if self._shifted.shape != L.shape or self._shifted.device != L.device or self._shifted.dtype != L.dtype:
             self._shifted = torch.empty_like(L, requires_grad=False)
-            # Constants in the units of one operation each; a small matrix is shifted faster by adding another.
-            self._ridge_eye = self.network.ridge * torch.eye(len(L), dtype=L.dtype, device=L.device)
+            # Constants that save operations; a small matrix is shifted faster by adding another.
+            self._eye = torch.eye(len(L), dtype=L.dtype, device=L.device) if len(L) <= _SMALL else None
             self._ones = L.new_ones(len(L))
             self._floor = L.new_full((len(L),), GAIN_FLOOR / len(L))
             self._failed = self._failed.to(L.device)
         self._batches, self._kernel = batches, None
-        with torch.no_grad(), full_precision(L.device):
-            yield
+        # Threads take longer to meet than a small matrix takes to factorise.
+        threads = torch.get_num_threads()
+        is_small = L.device.type == "cpu" and threads > 1 and len(L) <= _FOR_ONE_THREAD
+        if is_small:
+            torch.set_num_threads(1)
+        try:
+            with torch.no_grad(), full_precision(L.device):
+                yield
+        finally:
+            if is_small:
+                torch.set_num_threads(threads)
 
     @property
     def failed(self) -> Tensor:
@@ -209,8 +220,7 @@ class Updater:
             return
         self._drift = min(_DRIFT, 0.5 * _OLDEST * step_L)
         self._ridge, self._age = (1 + self._drift) * ridge, 0
-        torch.add(self.network.L, self._ridge_eye, alpha=1 + self._drift, out=self._shifted)
-        self._keep(torch.cholesky_inverse(self._factorise(self._shifted)))
+        self._keep(torch.cholesky_inverse(self._factorise(self._shift(self._ridge))))
 
     def _keep(self, inverse: Tensor) -> None:
         """Put an inverse where it has always been: a recorded update knows no other place."""
@@ -219,6 +229,14 @@ class Updater:
         else:
             self._place.copy_(inverse)
         self._P = self._place
+
+    def _shift(self, ridge: float) -> Tensor:
+        """``L + ridge I``, in a place of its own."""
+        if self._eye is not None:
+            return torch.add(self._L, self._eye, alpha=ridge, out=self._shifted)
+        self._shifted.copy_(self._L)
+        self._shifted.diagonal().add_(ridge)
+        return self._shifted
 
     def _factorise(self, matrix: Tensor) -> Tensor:
         factor: Tensor
@@ -233,8 +251,6 @@ class Updater:
         assert kernel is not None
         learns_q = not kernel.is_homogeneous
         terms = kernel.self_terms(W)
-        # What divides W's gradient multiplies the coefficients of the pullback, which are fewer than the weights.
-        row, unit, norm2 = self._row(terms, learns_q)
         k, pullback = kernel.evaluate(prepared, W, terms)  # (batch, n)
         drive = k * q if learns_q else k
         if tracks:
@@ -242,24 +258,26 @@ class Updater:
             factor, y = None, drive @ self._P
             y = _plus(y, y @ self._P, numbers.drift)
         else:
-            factor = self._factorise(torch.add(L, self._ridge_eye, out=self._shifted))
+            factor = self._factorise(self._shift(self.network.ridge))
             y = torch.linalg.solve_triangular(factor, drive.mT, upper=False)
             y = torch.linalg.solve_triangular(factor.mT, y, upper=True).mT
         if allowed is not None:
             y = y * (allowed / torch.linalg.vector_norm(y, dim=1, keepdim=True)).clamp_(max=1)
         batch = y.shape[0]
-        pulled = pullback(y if row is None else y * row)  # sums over the batch
-        correlation = (y * k).sum(0) if learns_q else None  # (n,), likewise
+        pulled = pullback(y)  # sums over the batch
+        correlation = None  # (n,), likewise
+        if learns_q:
+            correlation = (y * k).sum(0) if pulled.correlation is None else pulled.correlation
         Y, C = y, None
         if self.ranks is not None:
             pulled, correlation, C = self._over_ranks(
                 pulled, correlation, None if tracks else functional.correlation(y)
             )
             Y = self.ranks.gather(y) if tracks else y
-        step = self._step_of_W(pulled, terms, row, batch, learns_q)  # (n, m)
+        step = self._step_of_W(pulled, terms, batch, learns_q)  # (n, m)
         per_batch = pulled.factor / batch
-        observation = self._observe(k, y, Y, step, per_batch, correlation, C, terms, row, factor) if observe else None
-        self._move_W(step, terms, norm2, numbers.W, per_batch, unit)
+        observation = self._observe(k, y, Y, step, per_batch, correlation, C, terms, factor) if observe else None
+        (self._move_W if self.natural else self._move_W_as_in_the_paper)(step, terms, numbers.W, per_batch, learns_q)
         if correlation is not None:
             self._move_q(correlation, terms.value, numbers.q, batch)
         if C is not None:
@@ -272,15 +290,24 @@ class Updater:
             self._track(Y, numbers.L)
         return observation
 
-    def _row(self, terms: SelfTerms, learns_q: bool) -> tuple[Tensor | None, float, Tensor | None]:
-        """What multiplies the sum ``P`` of a neuron, a number that is left for later, and ``f(w, w)`` kept from 0.
+    def _step_of_W(self, pulled: Pulled, terms: SelfTerms, batch: int, learns_q: bool) -> Tensor:
+        """Minus W's gradient, divided by ``q pulled.factor / batch``; (n, m), in the place of what was pulled."""
+        step, along, base = pulled.matrix, pulled.along, pulled.base
+        if terms.direction is not None:
+            slope = terms.slope
+            own = self._q if learns_q else self._ones
+            if isinstance(slope, Tensor):
+                own, slope = own * slope, 1.0
+            share = 0.5 * batch * slope / pulled.factor
+            if base is None:
+                return step.addcmul_(terms.direction, own[:, None], value=-share)
+            assert along is not None  # base is w, and so is the direction
+            along = torch.add(along, own, alpha=share)
+        return step if base is None or along is None else step.addcmul_(base, along[:, None], value=-1)
 
-        Against the direction ``(-q P / batch + q^2 / 2 df(w,w)/dw) / scale`` W will go, so the first is ``q / scale``.
-        """
-        q = self._q
-        if not self.natural:
-            return (q.reciprocal() if learns_q else None), 1.0, None
-        value, curvature = terms.value, terms.curvature
+    def _move_W(self, step: Tensor, terms: SelfTerms, rate: Number, per_batch: float, learns_q: bool) -> None:
+        """A natural step: the gradient is divided by ``max(gain, floor) curvature / f(w,w)`` and limited in length."""
+        W, q, value, curvature = self._W, self._q, terms.value, terms.curvature
         norm2 = None if value is None else value.clamp(min=torch.finfo(q.dtype).tiny)
         gain = norm2
         if learns_q:
@@ -289,40 +316,32 @@ class Updater:
         scale = torch.maximum(gain, torch.dot(gain, self._floor))
         if norm2 is not None:
             scale.div_(norm2)
+        unit = 1.0  # a curvature that is the same for all is left for the end
+        length = torch.linalg.vector_norm(step, dim=1)
         if isinstance(curvature, Tensor):
             scale.mul_(curvature)
+            length.mul_(curvature.sqrt())
+        else:
+            unit = curvature
         row = q / scale if learns_q else scale.reciprocal_()
-        return row, 1.0 if isinstance(curvature, Tensor) else curvature, norm2
-
-    def _step_of_W(self, pulled: Pulled, terms: SelfTerms, row: Tensor | None, batch: int, learns_q: bool) -> Tensor:
-        """The direction of W's step times ``-batch unit / pulled.factor``; overwrites what was pulled."""
-        step, along, base, factor = pulled
-        if terms.direction is not None:
-            slope = terms.slope
-            own = self._ones if row is None else row * self._q if learns_q else row
-            if isinstance(slope, Tensor):
-                own, slope = own * slope, 1.0
-            share = 0.5 * batch * slope / factor
-            if base is None:
-                return step.addcmul_(terms.direction, own[:, None], value=-share)
-            assert along is not None  # base is w, and so is the direction
-            along = torch.add(along, own, alpha=share)
-        return step if base is None or along is None else step.addcmul_(base, along[:, None], value=-1)
-
-    def _move_W(
-        self, step: Tensor, terms: SelfTerms, norm2: Tensor | None, rate: Number, per_batch: float, unit: float
-    ) -> None:
-        W = self._W
-        if not self.natural:
-            _plus(W, step, rate * per_batch)
-            return
-        length = torch.linalg.vector_norm(step, dim=1)
-        if isinstance(terms.curvature, Tensor):
-            length.mul_(terms.curvature.sqrt())
-        # A step of `size * step` is to be no longer than what is allowed: min(size, allowed / length) is taken of it.
+        # W goes by `size row step`, but never by more than `most sqrt(f(w,w)) step / |step|`.
         size, most = rate * per_batch / unit, TRUST / math.sqrt(unit)
         limit = length.reciprocal_() if norm2 is None else torch.maximum(norm2, norm2.mean()).sqrt_().div_(length)
-        W.addcmul_(step, limit.clamp_(max=size / most)[:, None], value=most)
+        part = row * (size / most)
+        part = torch.clamp(part, -limit, limit) if learns_q else torch.minimum(part, limit)  # a gain may be negative
+        W.addcmul_(step, part[:, None], value=most)
+
+    def _move_W_as_in_the_paper(
+        self, step: Tensor, terms: SelfTerms, rate: Number, per_batch: float, learns_q: bool
+    ) -> None:
+        """The gradient divided by q^2."""
+        number = rate * per_batch
+        if not learns_q:
+            _plus(self._W, step, number)
+        elif isinstance(number, Tensor):
+            self._W.add_(step / self._q[:, None] * number)
+        else:
+            self._W.addcdiv_(step, self._q[:, None], value=number)
 
     def _move_q(self, correlation: Tensor, value: Tensor | None, rate: Number, batch: int) -> None:
         q = self._q
@@ -362,14 +381,14 @@ class Updater:
 
     def _observe(
         self, k: Tensor, y: Tensor, Y: Tensor, step: Tensor, per_batch: float, correlation: Tensor | None,
-        C: Tensor | None, terms: SelfTerms, row: Tensor | None, factor: Tensor | None,
+        C: Tensor | None, terms: SelfTerms, factor: Tensor | None,
     ) -> Observation:  # fmt: skip
         network = self.network
         q, L, batch = network.q, network.L, len(y)
         own = functional.correlation(y)
         everyones = C if C is not None else own if Y is y else functional.correlation(Y)
         value = torch.ones_like(q) if terms.value is None else terms.value
-        gradient_W = step * (q if row is None else q / row)[:, None] * per_batch
+        gradient_W = step * q[:, None] * per_batch
         gradient_q = torch.zeros_like(q) if correlation is None else q * value - correlation / batch
         if factor is not None:
             pivots = factor.diagonal()

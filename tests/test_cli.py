@@ -381,3 +381,13 @@ def test_print_config_is_a_config(capsys):
     config = yaml.safe_load(capsys.readouterr().out)
     assert config["model"]["kernel_params"] == {"sigma": 0.3}
     assert config["data"]["init_args"]["batch_size"] == 64
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_is_understood(config, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--config", str(config), "--print_config"])
+    assert stop.value.code in (0, None)
+    written, understood = yaml.safe_load(config.read_text()), yaml.safe_load(capsys.readouterr().out)
+    for name, value in written["model"].items():
+        assert understood["model"][name] == value or name == "phases", name

@@ -27,6 +27,8 @@ class Pulled(NamedTuple):
     base: Tensor | None = None
     """(n, m)."""
     factor: float = 1.0
+    correlation: Tensor | None = None
+    """``sum_b c_bi k_bi`` (n,), where it fell out by the way."""
 
     def dense(self) -> Tensor:
         """All parts together."""

@@ -90,8 +90,10 @@ class RadialKernel(Kernel):
 
         def pullback(c: Tensor) -> Pulled:
             # df(w_i, x_b)/dw_i = weight_bi (x_b - w_i) / sigma^2
-            a = c * self.weight(t, k)  # (batch, n)
-            return Pulled(a.mT @ x, a.sum(0), w, 1 / self.sigma**2)
+            weight = self.weight(t, k)
+            a = c * weight  # (batch, n)
+            along = a.sum(0)
+            return Pulled(a.mT @ x, along, w, 1 / self.sigma**2, along if weight is k else None)
 
         return k, pullback
 

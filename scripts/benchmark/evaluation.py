@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""How close evaluations come to the machine: the kernel's NRMSE against a plain matrix product, the probe against
-scikit-learn. Writes scripts/benchmark/EVALUATION.md.
+"""How close evaluations come to the machine: the kernel's NRMSE and KMeans against a plain matrix product, the probe
+against scikit-learn. Writes scripts/benchmark/EVALUATION.md.
 
 .venv/bin/python scripts/benchmark/evaluation.py                about 10 minutes on two cores; needs KSM_DATA_DIR
 """
@@ -18,6 +18,7 @@ import sklearn
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from ksm_lightning.clustering import kmeans
 from ksm_lightning.data import CroppedMNISTDataModule
 from ksm_lightning.kernels import PowerCosineKernel
 from ksm_lightning.metrics import kernel_squared_errors
@@ -87,6 +88,29 @@ def nrmse(x: torch.Tensor, y: torch.Tensor) -> list[str]:
         f"| plain `torch.mm` of 4096 x 4096 in the same run, best of 10 | {plain:.0f} GFLOP/s |",
         f"| ratio | {rate / plain:.2f} (wanted: at least 0.60) |",
         f"| memory beyond inputs and representation | {memory.extra:.2f} GiB (wanted: at most 1) |",
+        "",
+    ]
+
+
+def clusters(features: torch.Tensor) -> list[str]:
+    starts, iterations, count = 20, 10, 10
+    matrix = torch.randn(4096, 4096)
+    plain = 2 * 4096**3 / best(lambda: matrix @ matrix, 5) / 1e9
+    with MemoryWatch() as memory:
+        seconds = best(lambda: kmeans(features, count, starts=starts, max_iterations=iterations), 2)
+    # Distances and sums are a product each, and the end needs the distances once more.
+    rate = 2 * features.numel() * starts * count * (2 * iterations + 1) / seconds / 1e9
+    plain = max(plain, 2 * 4096**3 / best(lambda: matrix @ matrix, 5) / 1e9)
+    return [
+        f"KMeans of {len(features):,} representations, {count} clusters, {starts} starts, {iterations} iterations:",
+        "",
+        "| | |",
+        "| --- | --- |",
+        f"| time | {seconds:.1f} s |",
+        f"| arithmetic rate of its products | {rate:.0f} GFLOP/s |",
+        f"| plain `torch.mm` of 4096 x 4096 in the same run, best of 10 | {plain:.0f} GFLOP/s |",
+        f"| ratio | {rate / plain:.2f} |",
+        f"| memory beyond the representations | {memory.extra:.2f} GiB |",
         "",
     ]
 
@@ -172,6 +196,7 @@ def main() -> None:
         f"{sklearn.__version__}. Made by `scripts/benchmark/evaluation.py`.",
         "",
         *nrmse(x[: options.points], y[: options.points]),
+        *clusters(y),
         *probe(y[:50_000], labels[:50_000], y[50_000:60_000], labels[50_000:60_000]),
     ]
     text = "\n".join(lines)
