@@ -148,6 +148,8 @@ class KernelSimilarityMatching(L.LightningModule):
         self._updater: Updater | None = None
         self._tracked: dict[str, Any] = {}
         self._changes: dict[str, float] | None = None
+        self.logged_energies: list[tuple[int, float]] = []
+        """Updates of the last block that were logged, counted from 1, and the energies of their batches."""
         self.updates_per_second = 0.0
         """Of this run, from its start to its last update or validation; everything that happened between is in it."""
         self._started: float | None = None
@@ -325,11 +327,14 @@ class KernelSimilarityMatching(L.LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         update = self.global_step
+        self.logged_energies = []
         self.begin(batch)
         batches = batches[: max(0, self.schedule.total_updates - update)]
         made = optimizer.step(closure=lambda: self._make_updates(batches, update))
         self._count(made - 1)
         self._look_at_the_clock()
+        if self.logged_energies:
+            self.log("train/energy", self.logged_energies[-1][1], prog_bar=True, logger=False)
         for group in optimizer.param_groups:
             group["lr"] = getattr(self._rates(update + made - 1, batches.shape[1]), group["name"])
         self.has_updated = True
@@ -344,29 +349,39 @@ class KernelSimilarityMatching(L.LightningModule):
     def _make_updates(self, batches: Tensor, update: int) -> int:
         """An update for each batch of a block; returns how many, as it may be left early."""
         log_every: int = getattr(self.trainer, "log_every_n_steps", 0)  # 0 in a barebones trainer
+        last, schedule, until, rates = len(batches) - 1, self.schedule, 0.0, Rates(0.0, 0.0, 0.0)
         with self.updater.block(batches):
             for place in range(len(batches)):
+                if update >= until:
+                    self.apply_schedule(update)
+                    rates, until = self._rates(update, batches.shape[1]), schedule.constant_until(update)
                 is_logged = bool(log_every) and (update + 1) % log_every == 0
-                observation = self.make_update(place, batches, update, observe=is_logged or place == len(batches) - 1)
+                observation = self.make_update(place, batches, update, rates, observe=is_logged or place == last)
                 if observation is not None:
                     self.energy = observation.energy.total
                     if is_logged:
-                        self._log_update(observation, update, batches.shape[1])
+                        self._log_update(observation, update, rates)
                 update += 1
                 if self.should_pause:
                     return place + 1
         return len(batches)
 
-    def make_update(self, place: int, batches: Tensor, update: int, *, observe: bool = False) -> Observation | None:
+    def make_update(
+        self, place: int, batches: Tensor, update: int, rates: Rates | None = None, *, observe: bool = False
+    ) -> Observation | None:
         """The update with a number, from the batch at a place of a block that the updater has been given.
 
-        Idle landmarks are moved before, where the schedule says so.
+        Idle landmarks are moved before, where the schedule says so. Rates and kernel are the schedule's; whoever gives
+        the rates has applied it.
         """
-        self.apply_schedule(update)
+        if rates is None:
+            self.apply_schedule(update)
+            rates = self._rates(update, batches.shape[1])
+        updater = self.updater if self._updater is None else self._updater
         if self.schedule.relocates_before(update):
             learning.relocate(self.network, self._sample(batches[place], update))
-            self.updater.reset()
-        return self.updater.update(place, self._rates(update, batches.shape[1]), observe=observe)
+            updater.reset()
+        return updater.update(place, rates, observe=observe)
 
     def _rates(self, update: int, batch: int) -> Rates:
         network, ranks = self.network, self.updater.ranks
@@ -402,7 +417,7 @@ class KernelSimilarityMatching(L.LightningModule):
         assert isinstance(gathered, Tensor)
         return gathered.flatten(0, 1)
 
-    def _log_update(self, seen: Observation, update: int, batch: int) -> None:
+    def _log_update(self, seen: Observation, update: int, rates: Rates) -> None:
         """Energy, rates and health; everything comes from what the update computed anyway."""
         values = {f"energy/{name}": value for name, value in seen.energy._asdict().items()}
         values |= {f"gradient_norm/{name}": norm for name, norm in zip("WqL", seen.gradient_norms, strict=True)}
@@ -413,10 +428,10 @@ class KernelSimilarityMatching(L.LightningModule):
         energy, *others = self.over_ranks(stacked, "mean").tolist()
         if not all(map(math.isfinite, (energy, *others))):
             return  # whoever guards the run says so at the end of the block
-        self.log("train/energy", energy, prog_bar=True, logger=False)
+        self.logged_energies.append((update + 1, energy))
         # At once, and counted in updates: a call of `self.log` for each would cost more than the update.
         logged = {"train/energy": energy, **dict(zip(values, others, strict=True))}
-        logged |= {f"rate/{name}": rate for name, rate in self._rates(update, batch)._asdict().items()}
+        logged |= {f"rate/{name}": rate for name, rate in rates._asdict().items()}
         for logger in self.loggers:
             logger.log_metrics(logged, step=update + 1)
 

@@ -35,6 +35,8 @@ class LearningSchedule(Protocol):
 
     def relocates_before(self, update: int) -> bool: ...
 
+    def constant_until(self, update: int) -> float: ...
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -120,6 +122,10 @@ class Schedule:
     def relocates_before(self, update: int) -> bool:
         """Never: the phases are the paper's rules and nothing else."""
         return False
+
+    def constant_until(self, update: int) -> float:
+        """The first later update at which rates or kernel parameters may differ: the end of the phase."""
+        return next((end for end in self._ends[:-1] if update < end), math.inf)
 
     @property
     def phase_ends(self) -> tuple[int, ...]:
@@ -208,6 +214,10 @@ class AdaptiveSchedule:
     def relocates_before(self, update: int) -> bool:
         """Whether landmarks that explain nothing are moved before the update with this number."""
         return update in self._relocations
+
+    def constant_until(self, update: int) -> float:
+        """The first later update at which the steps may differ."""
+        return max(update + 1, math.floor(self._HOLD * self.updates))
 
 
 _PAPER: dict[str, tuple[Phase, ...]] = {

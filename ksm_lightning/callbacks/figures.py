@@ -61,12 +61,10 @@ class Figures(Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
         done = trainer.global_step
-        log_every: int = getattr(trainer, "log_every_n_steps", 0)
-        if log_every and done // log_every > (self._updates[-1] if self._updates else 0) // log_every:
-            energy = trainer.callback_metrics.get("train/energy")
-            if energy is not None:
-                self._updates.append(done)
-                self._energies.append(float(energy))
+        if isinstance(pl_module, KernelSimilarityMatching):
+            for update, energy in pl_module.logged_energies:
+                self._updates.append(update)
+                self._energies.append(energy)
         is_last = trainer.should_stop or done == trainer.max_steps  # the end draws this one
         if self.every_n_updates and done % self.every_n_updates == 0 and not is_last:
             self._draw(trainer, pl_module, to_files=False)

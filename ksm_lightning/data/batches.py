@@ -9,7 +9,7 @@ from torch import Tensor
 from ksm_lightning.data.points import Points
 
 # A block holds at most so many updates, and so many numbers (16 MB of float32).
-UPDATES_AT_ONCE, NUMBERS_AT_ONCE = 50, 2**22
+UPDATES_AT_ONCE, NUMBERS_AT_ONCE = 200, 2**22
 # SplitMix64 (Steele, Lea and Flood, 2014) in two's complement, as int64 tensors have no unsigned arithmetic.
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 MAX_SLOTS = 2**24

@@ -40,6 +40,7 @@ from ksm_lightning.updater import NEURONS_PER_SAMPLE, Inverse, Updater
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parents[1] / "configs"
+KEPT = Path("runs") / "benchmark"
 PAPER_MOONS, PAPER_MNIST = Rates(0.01, 0.01, 0.1), Rates(0.001, 0.0, 0.01)
 
 
@@ -273,21 +274,28 @@ def imports(rounds: int) -> dict[str, float]:
 
 
 def peak_memory(arguments: list[str]) -> float:
-    """Peak resident memory of a process, in GiB."""
-    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    assert status == 0, arguments
-    return usage.ru_maxrss / 2**20
+    """Peak resident memory of ``ksm`` with these arguments, or of its imports alone, in GiB.
+
+    The process itself is asked: what its parent is told includes the parent's own memory at the fork.
+    """
+    code = (
+        "import sys, ksm_lightning.cli; arguments = sys.argv[1:]; arguments and ksm_lightning.cli.main(arguments); "
+        "print(open('/proc/self/status').read())"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", text)[-1]) / 2**20
 
 
 def memory(n: int, updates: int) -> tuple[float, float]:
     """Peak of the imports and of ``ksm fit`` on MNIST, in GiB."""
     with tempfile.TemporaryDirectory() as folder:
         fit = [
-            "-m", "ksm_lightning.cli", "fit", "--config", str(CONFIGS / "mnist.yaml"), f"--model.num_neurons={n}",
-            f"--model.phases=[{{updates: {updates}}}]", "--trainer.logger.init_args.save_dir", folder,
+            "fit", "--config", str(CONFIGS / "mnist.yaml"), f"--model.num_neurons={n}",
+            f"--model.phases=[{{updates: {updates}, eta_w: 0.001, eta_l: 0.01}}]",
+            "--trainer.logger.init_args.save_dir", folder,
         ]  # fmt: skip
-        return peak_memory(["-c", "import ksm_lightning.cli"]), peak_memory(fit)
+        return peak_memory([]), peak_memory(fit)
 
 
 def draw(curves: dict[str, tuple[str, list[int], list[float]]], path: Path) -> None:
@@ -312,26 +320,34 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)] + [""]
 
 
-def report(quick: bool, has_mnist: bool) -> list[str]:
-    """Everything, as lines."""
-    rounds, updates = (1, 400) if quick else (4, 20_000)
-    lines = [
+def rounds_for(quick: bool) -> int:
+    """How often every contestant has its turn."""
+    return 1 if quick else 4
+
+
+def heading() -> list[str]:
+    """On what machine, and how."""
+    return [
         "# What an update costs",
         "",
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
         f"Python {platform.python_version()}, torch {torch.__version__}, lightning {lightning.__version__}. Made by "
-        "`scripts/benchmark/update.py`. Contestants take turns in one process and the best of "
-        f"{rounds} rounds counts; times are milliseconds an update, ratios are to the plain loop (`plain.py`).",
+        "`scripts/benchmark/update.py`. Contestants of a table take turns in one process, each for some seconds, and "
+        f"the best of {rounds_for(False)} rounds counts; times are milliseconds an update, ratios are to the plain "
+        "loop (`plain.py`).",
         "",
         "`ksm fit` is the whole command, from its first update to its last validation: Trainer, TensorBoard at its "
-        "default, progress bar, checkpoints, guard, validations with kernel error and probe (half moons). The figures "
-        "drawn after the last update are not in it.",
+        "default, progress bar, checkpoints, guard, and on half moons validations with kernel error and probe. The "
+        "figures drawn after the last update are not in it.",
         "",
     ]
-    rows = []
+
+
+def moons_report(quick: bool) -> list[str]:
+    """The part about half moons."""
+    rows, updates = [], 400 if quick else 20_000
     for n, wanted in ((16, 3.0), (64, 3.5)):
-        found = half_moons(n, rounds, updates)
-        base = found["plain"]
+        found = half_moons(n, rounds_for(quick), updates)
         for name, label in (
             ("plain", "the plain loop"),
             ("bare", "our update, the paper's rates"),
@@ -339,32 +355,25 @@ def report(quick: bool, has_mnist: bool) -> list[str]:
             ("fit", f"`ksm fit`, the paper's schedule, {updates:,} updates (wanted: at least {wanted} times)"),
             ("fit_adaptive", f"`ksm fit`, adaptive schedule, {updates // 4:,} updates"),
         ):
-            rows.append([str(n), label, f"{found[name]:.3f}", f"{base / found[name]:.1f}"])
-    lines += ["## Half moons, batch 64", "", *table(["n", "", "ms", "times as fast"], rows)]
-    if has_mnist:
-        x = CroppedMNISTDataModule().train_points.data
-        lines += mnist_report(x, rounds, quick)
-    lines += scaling_report(rounds, quick)
+            rows.append([str(n), label, f"{found[name]:.3f}", f"{found['plain'] / found[name]:.1f}"])
+    return ["## Half moons, batch 64", "", *table(["n", "", "ms", "times as fast"], rows)]
+
+
+def start_report(quick: bool) -> list[str]:
+    """The part about starting."""
     found = imports(1 if quick else 5)
-    above = found["ksm_lightning"] - found["lightning"]
-    lines += [
-        "## Starting",
-        "",
-        *table(
-            ["", "s"],
-            [
-                ["`import lightning`", f"{found['lightning']:.2f}"],
-                ["`import ksm_lightning`", f"{found['ksm_lightning']:.2f} ({above:+.2f}; wanted: at most +0.30)"],
-                ["`ksm --help`", f"{found['help']:.2f} ({found['help'] / found['lightning']:.2f} times `import "
-                 "lightning`; wanted: at most 1.5)"],
-            ],
-        ),
-    ]  # fmt: skip
-    return lines
+    above, ratio = found["ksm_lightning"] - found["lightning"], found["help"] / found["lightning"]
+    rows = [
+        ["`import lightning`", f"{found['lightning']:.2f}"],
+        ["`import ksm_lightning`", f"{found['ksm_lightning']:.2f} ({above:+.2f}; wanted: at most +0.30)"],
+        ["`ksm --help`", f"{found['help']:.2f} ({ratio:.2f} times `import lightning`; wanted: at most 1.5)"],
+    ]
+    return ["## Starting", "", *table(["", "s"], rows)]
 
 
-def mnist_report(x: Tensor, rounds: int, quick: bool) -> list[str]:
+def mnist_report(quick: bool) -> list[str]:
     """The part about MNIST."""
+    x, rounds = CroppedMNISTDataModule().train_points.data, rounds_for(quick)
     n, updates = (100, 100) if quick else (800, 1000)
     found = mnist(x, n, rounds, updates)
     rows = [
@@ -406,19 +415,19 @@ def mnist_report(x: Tensor, rounds: int, quick: bool) -> list[str]:
     ]
 
 
-def scaling_report(rounds: int, quick: bool) -> list[str]:
-    """The parts about sizes."""
+def sizes_report(quick: bool) -> list[str]:
+    """The part about sizes."""
+    rounds = max(1, rounds_for(quick) - 1)
     sizes = [16, 50, 100] if quick else [16, 50, 100, 200, 400, 800, 1600, 3200]
     batches = [16, 32, 64] if quick else [16, 32, 64, 128, 256, 512, 1024]
     inputs = [10, 40, 160] if quick else [10, 40, 160, 640, 2560]
     fixed = 100 if quick else 800
-    rounds = max(1, rounds - 2)
     curves = {
         "neurons n": ("batch 64, 400 inputs", sizes, scaling("neurons", sizes, lambda n: (n, 64, 400), rounds)),
         "batch": (f"n = {fixed}, 400 inputs", batches, scaling("batch", batches, lambda b: (fixed, b, 400), rounds)),
         "inputs m": (f"n = {fixed}, batch 64", inputs, scaling("inputs", inputs, lambda m: (fixed, 64, m), rounds)),
     }
-    draw(curves, HERE / ("update_quick.png" if quick else "update.png"))
+    draw(curves, KEPT / "quick.png" if quick else HERE / "update.png")
     lines = ["## Sizes", "", "Natural steps at their largest, power-cosine kernel. ![cost](update.png)", ""]
     for name, (rest, values, times) in curves.items():
         lines += table(
@@ -444,18 +453,27 @@ def scaling_report(rounds: int, quick: bool) -> list[str]:
     ]
 
 
+PARTS = {"moons": moons_report, "mnist": mnist_report, "sizes": sizes_report, "start": start_report}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes and one round; prints and keeps nothing")
+    parser.add_argument("--only", choices=PARTS, help="one part; the others are taken from an earlier run")
     options = parser.parse_args()
-    has_mnist = bool(os.environ.get("KSM_DATA_DIR"))
-    text = "\n".join(report(options.quick, has_mnist))
-    print(text)
+    wanted = [options.only] if options.only else list(PARTS)
+    if "mnist" in wanted and not os.environ.get("KSM_DATA_DIR"):
+        print("MNIST is left out: set KSM_DATA_DIR to a folder with its files.", file=sys.stderr)
+        wanted.remove("mnist")
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for part in wanted:
+        text = "\n".join(PARTS[part](options.quick))
+        print(text)
+        if not options.quick:
+            (KEPT / f"{part}.md").write_text(text)
     if not options.quick:
-        (HERE / "RESULTS.md").write_text(text)
-    if not has_mnist:
-        print("MNIST was left out: set KSM_DATA_DIR to a folder with its files.")
-    (HERE / "update_quick.png").unlink(missing_ok=True)
+        kept = [KEPT / f"{part}.md" for part in PARTS]
+        (HERE / "RESULTS.md").write_text("\n".join([*heading(), *(path.read_text() for path in kept if path.exists())]))
 
 
 if __name__ == "__main__":
