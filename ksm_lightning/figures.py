@@ -23,7 +23,7 @@ def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> 
     """
     figure = Figure(figsize=(width, height), dpi=120)
     FigureCanvasAgg(figure)
-    left, right, bottom, top = 0.75, 0.2, 0.55, 0.4
+    left, right, bottom, top = 0.95, 0.35, 0.55, 0.4
     panel_width, panel_height = width / columns - left - right, height / rows - bottom - top
     figure.subplots_adjust(
         left / width, bottom / height, 1 - right / width, 1 - top / height,
@@ -32,7 +32,7 @@ def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> 
     return figure
 
 
-def draw(panel: Callable[[Axes], None], width: float = 4.5, height: float = 4.0) -> Figure:
+def draw(panel: Callable[[Axes], None], width: float = 5.0, height: float = 4.0) -> Figure:
     """A figure with one panel."""
     figure = new_figure(width, height)
     panel(figure.add_subplot())
