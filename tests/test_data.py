@@ -68,9 +68,9 @@ def test_an_iteration_continues_at_the_update_count_and_ends_with_the_epoch():
 
 
 def test_blocks_end_at_every_stop_and_at_the_last_update():
-    batches = source(updates_per_epoch=1000, stops=[30], last_update=177)
-    assert list(batches.blocks(0)) == [(0, 30), (30, 20), (50, 10), (60, 30), (90, 10), (100, 20), (120, 30), (150, 27)]
-    assert list(batches.blocks(177)) == []
+    batches = source(updates_per_epoch=1000, stops=[80], last_update=277)
+    assert list(batches.blocks(0)) == [(0, 80), (80, 80), (160, 40), (200, 40), (240, 37)]
+    assert list(batches.blocks(277)) == []
 
 
 def test_a_block_of_large_batches_holds_few_updates():
