@@ -24,7 +24,7 @@ Acceleration = Literal["none", "compile", "cuda_graph"]
 # A number of the schedule; a tensor () where a compiled or captured update must not contain it.
 Number = float | Tensor
 # `auto` keeps the inverse up to date where there are so many neurons for each sample of a batch, measured by
-# scripts/benchmark/update.py (at 8 both cost the same), and none of L's steps is larger than this.
+# scripts/benchmark/update.py (at 4 both cost the same), and none of L's steps is larger than this.
 NEURONS_PER_SAMPLE, _LARGEST_STEP = 8, 0.05
 # The inverse is computed anew when its ridge has drifted by this part of the true one, or after so many updates.
 _DRIFT, _OLDEST = 0.15, 64

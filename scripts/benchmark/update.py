@@ -310,6 +310,9 @@ def draw(curves: dict[str, tuple[str, list[int], list[float]]], path: Path) -> N
         axes.set_title(f"{rest}; slope {slope:.2f} from {upper[0]:,}", fontsize=10)
         axes.set(xlabel=name, ylabel="milliseconds an update")
         axes.set_xticks(values, [f"{value:,}" for value in values], fontsize=8)
+        marks = [digit * 10.0**power for power in range(-2, 5) for digit in (1, 2, 5)]
+        shown = [mark for mark in marks if 0.8 * min(times) <= mark <= 1.25 * max(times)]
+        axes.set_yticks(shown, [f"{mark:g}" for mark in shown], fontsize=8)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     figure.savefig(path)
