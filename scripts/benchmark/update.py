@@ -261,14 +261,18 @@ def imports(rounds: int) -> dict[str, float]:
     commands = {
         "python": [sys.executable, "-c", ""],
         "lightning": [sys.executable, "-c", "import lightning"],
-        "ksm_lightning": [sys.executable, "-c", "import ksm_lightning"],
         "help": [sys.executable, "-m", "ksm_lightning.cli", "--help"],
     }
+    code = (
+        "import lightning, time; start = time.perf_counter(); import ksm_lightning; print(time.perf_counter() - start)"
+    )
+    inside = [sys.executable, "-c", code]
     contest = Contest(
+        above=lambda: float(subprocess.run(inside, check=True, capture_output=True, text=True).stdout.split()[-1]),
         **{
             name: lambda command=command: seconds_of(lambda: subprocess.run(command, check=True, capture_output=True))
             for name, command in commands.items()
-        }
+        },
     )
     return {name: time / 1e3 for name, time in contest.run(rounds, "imports").items()}
 
@@ -365,10 +369,10 @@ def moons_report(quick: bool) -> list[str]:
 def start_report(quick: bool) -> list[str]:
     """The part about starting."""
     found = imports(1 if quick else 5)
-    above, ratio = found["ksm_lightning"] - found["lightning"], found["help"] / found["lightning"]
+    ratio = found["help"] / found["lightning"]
     rows = [
         ["`import lightning`", f"{found['lightning']:.2f}"],
-        ["`import ksm_lightning`", f"{found['ksm_lightning']:.2f} ({above:+.2f}; wanted: at most +0.30)"],
+        ["`import ksm_lightning` after it", f"{found['above']:.2f} (wanted: at most 0.30)"],
         ["`ksm --help`", f"{found['help']:.2f} ({ratio:.2f} times `import lightning`; wanted: at most 1.5)"],
     ]
     return ["## Starting", "", *table(["", "s"], rows)]
