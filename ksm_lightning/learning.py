@@ -152,7 +152,7 @@ def learn(
             for place in range(len(block)):
                 if sample is not None and schedule.relocates_before(number):
                     relocate(network, sample(number))
-                    updater.reset()
+                    updater.forget()
                 updater.update(place, rates_at(schedule, network.kernel, number, network.num_neurons, block.shape[1]))
                 number += 1
 

@@ -377,11 +377,10 @@ class KernelSimilarityMatching(L.LightningModule):
         if rates is None:
             self.apply_schedule(update)
             rates = self._rates(update, batches.shape[1])
-        updater = self.updater if self._updater is None else self._updater
         if self.schedule.relocates_before(update):
             learning.relocate(self.network, self._sample(batches[place], update))
-            updater.reset()
-        return updater.update(place, rates, observe=observe)
+            self.updater.forget()
+        return self.updater.update(place, rates, observe=observe)
 
     def _rates(self, update: int, batch: int) -> Rates:
         network, ranks = self.network, self.updater.ranks

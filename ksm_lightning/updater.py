@@ -148,9 +148,13 @@ class Updater:
         """Not 0 after a factorisation has failed, until :meth:`reset`; () on the network's device."""
         return self._failed
 
-    def reset(self) -> None:
+    def forget(self) -> None:
         """Forget what was known of L: somebody else has changed it."""
         self._P = None
+
+    def reset(self) -> None:
+        """Forget failures, too: the weights are others now."""
+        self.forget()
         self._failed.zero_()
 
     def state_dict(self) -> dict[str, Any]:
@@ -421,9 +425,12 @@ class Updater:
         network = self.network
         return [network.W, network.q, network.L, self._failed, *([] if self._P is None else [self._P])]
 
-    def _give_up(self, saved: list[Tensor], error: Exception | str) -> None:
+    def _restore(self, saved: list[Tensor]) -> None:
         for value, before in zip(self._state(), saved, strict=True):
             value.copy_(before)
+
+    def _give_up(self, saved: list[Tensor], error: Exception) -> None:
+        self._restore(saved)
         self.acceleration, self._accelerated = "none", {}
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         warnings.warn(f"The update is made without acceleration, which is not possible here: {reason}", stacklevel=2)
@@ -475,8 +482,7 @@ class Updater:
                 except RuntimeError as error:
                     self._give_up(saved, error)
                     return self._make(prepared, allowed, numbers, tracks, observe)
-                for value, before in zip(self._state(), saved, strict=True):
-                    value.copy_(before)
+                self._restore(saved)
             for place, value in zip(inputs, given, strict=True):
                 place.copy_(value)
             graph.replay()

@@ -144,6 +144,8 @@ def test_a_failed_factorisation_is_remembered_until_reset():
     with fast.block(x):
         fast.update(0, Rates(0.0, 0.0, 0.0))
     assert int(fast.failed) > 0
+    fast.forget()  # a moved landmark changes L, and undoes no failure
+    assert int(fast.failed) > 0
     fast.reset()
     assert int(fast.failed) == 0
 
