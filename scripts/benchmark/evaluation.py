@@ -69,7 +69,7 @@ def best(function, times: int) -> float:
 
 
 def beside_a_product(work, times: int) -> tuple[float, float, float]:
-    """Best seconds of some work, the GiB it took beyond what was there, and the GFLOP/s of a plain product beside it."""
+    """Best seconds of some work, the GiB it took beyond what was there, and GFLOP/s of a plain product beside it."""
     matrix = torch.randn(4096, 4096)
     before = best(lambda: matrix @ matrix, 5)
     with MemoryWatch() as memory:
