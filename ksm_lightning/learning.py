@@ -4,11 +4,13 @@ Nothing here knows Lightning: :func:`learn` is the whole training of a network.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ksm_lightning.exact import optimal_scale, set_scale, similarity_moment, solve_inner
+from ksm_lightning.initialisation import DataInit, Initialiser
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.network import KSMNetwork
 from ksm_lightning.relocation import find_moves
@@ -25,6 +27,11 @@ _AT_ONCE = 50
 def sample_size(num_neurons: int) -> int:
     """How many points the start and the search for idle landmarks look at."""
     return max(1000, 2 * num_neurons)
+
+
+def candidate_count(num_neurons: int) -> int:
+    """How many points landmarks are first drawn from: more cost time and change nothing."""
+    return max(2000, 10 * num_neurons)
 
 
 @torch.no_grad()
@@ -155,6 +162,61 @@ def learn(
                     updater.forget()
                 updater.update(place, rates_at(schedule, network.kernel, number, network.num_neurons, block.shape[1]))
                 number += 1
+
+
+def train(
+    kernel: Kernel,
+    x: Tensor,
+    num_neurons: int,
+    schedule: LearningSchedule,
+    *,
+    batch_size: int = 64,
+    ridge: float | None = None,
+    init: Initialiser | None = None,
+    consolidate_at_end: bool | None = None,
+    seed: int = 0,
+    progress: Callable[[int], object] = lambda updates: None,
+) -> KSMNetwork:
+    """A network trained on points in memory from start to end, without Lightning.
+
+    Args:
+        kernel: The similarity.
+        x: The data (samples, m); the network lives on its device, in its dtype.
+        num_neurons: Neurons n.
+        schedule: The schedule; an adaptive one has its start and moves idle landmarks.
+        batch_size: Points a batch, drawn independently each update.
+        ridge: The paper's lambda; unless given, :func:`natural_ridge` with an adaptive schedule and 0.001 with phases.
+        init: Where W starts; at data points unless given.
+        consolidate_at_end: Whether to end with the exact L for all data; an adaptive schedule does unless told.
+        seed: Seed of the start, the batches and the samples.
+        progress: Called with the number of updates made since the last call.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def sample(most: int) -> Tensor:
+        return x[torch.randperm(len(x), generator=generator)[:most].to(x.device)]
+
+    def batches(updates: int) -> Iterator[Tensor]:
+        for _ in range(updates):
+            progress(1)
+            yield x[torch.randint(len(x), (batch_size,), generator=generator).to(x.device)]
+
+    candidates = sample(candidate_count(num_neurons))
+    if ridge is None:
+        ridge = natural_ridge(kernel, candidates, num_neurons) if schedule.is_natural else 1e-3
+    init = DataInit(candidates.cpu()) if init is None else init
+    network = KSMNetwork(kernel, x.shape[1], num_neurons, ridge, init, generator=generator).to(x)
+    if schedule.is_natural:
+        start(network, candidates)
+    for first, end in pairwise([0, *schedule.phase_ends, schedule.total_updates]):
+        network.kernel = kernel.with_params(**schedule.kernel_params(first))
+        learn(
+            network, schedule, batches(end - first), first_update=first,
+            sample=lambda update: sample(sample_size(num_neurons)),
+        )  # fmt: skip
+    if schedule.is_natural if consolidate_at_end is None else consolidate_at_end:
+        consolidate(network, torch.split(x, 8192), lambda total: total)
+    return network
 
 
 def _blocks(batches: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -25,8 +25,6 @@ from ksm_lightning.schedule import PaperSchedule, Phase, Rates, Schedule, make_s
 from ksm_lightning.updater import Acceleration, Inverse, Observation, Ranks, Updater
 
 Init = Literal["normal", "data"]
-# Starting points are drawn from so many candidates: more cost time and change nothing.
-_CANDIDATES, _CANDIDATES_PER_NEURON = 2000, 10
 _PAPER_RIDGE = 1e-3
 
 
@@ -217,7 +215,7 @@ class KernelSimilarityMatching(L.LightningModule):
 
     def _candidates(self, data: KSMDataModule, generator: torch.Generator) -> Tensor:
         points = data.train_points
-        count = max(_CANDIDATES, _CANDIDATES_PER_NEURON * int(self.hparams["num_neurons"]))
+        count = learning.candidate_count(int(self.hparams["num_neurons"]))
         return points.take(torch.randperm(len(points), generator=generator)[:count])
 
     def _start(self, x: Tensor) -> None:
