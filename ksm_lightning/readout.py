@@ -19,7 +19,7 @@ Readout = Literal["neural", "nystroem", "least_squares"]
 READOUTS: tuple[Readout, ...] = get_args(Readout)
 # Directions whose singular value is below this part of the largest are rounding, not features.
 _CUT = 1e-10
-READOUT_SAMPLE = 5000
+READOUT_SAMPLE = 10_000
 """Points that the least-squares readout looks at, at most."""
 
 
@@ -108,7 +108,7 @@ def readout_matrix(network: KSMNetwork, readout: str, x: Tensor | None = None) -
     Args:
         network: The trained network.
         readout: One of :data:`READOUTS`.
-        x: A sample of the data for ``least_squares``; a random 5,000 of them are used.
+        x: A sample of the data for ``least_squares``; a random 10,000 of them are used.
 
     Raises:
         ValueError: If the name is unknown, or the sample is missing.
@@ -122,6 +122,14 @@ def readout_matrix(network: KSMNetwork, readout: str, x: Tensor | None = None) -
         raise ValueError("The least-squares readout needs a sample of the data: pass `x`.")
     chosen = random_subset(len(x), READOUT_SAMPLE).to(x.device)
     return least_squares_matrix(network.kernel, network.W.detach(), x[chosen])
+
+
+@torch.no_grad()
+def landmark_features(kernel: Kernel, x: Tensor, W: Tensor, M: Tensor) -> Tensor:
+    """``f(x, W) M`` in the dtype of W and M: ``x`` (samples, m), ``W`` (n, m) and ``M`` (n, k) give (samples, k)."""
+    with full_precision(x.device):
+        features: Tensor = kernel(x.to(W), W) @ M
+    return features
 
 
 def make_reader(network: KSMNetwork, readout: str, sample: Tensor | None = None) -> Callable[[Tensor], Tensor]:
@@ -140,12 +148,9 @@ def make_reader(network: KSMNetwork, readout: str, sample: Tensor | None = None)
     M = readout_matrix(network, readout, sample)
     W = network.W.detach().double()
 
-    @torch.no_grad()
     def read(x: Tensor) -> Tensor:
         network.check_input(x)
-        with full_precision(x.device):
-            features: Tensor = network.kernel(x.double(), W) @ M
-        return features.to(network.W.dtype)
+        return landmark_features(network.kernel, x, W, M).to(network.W.dtype)
 
     return read
 

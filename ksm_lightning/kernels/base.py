@@ -189,6 +189,24 @@ class Kernel(nn.Module, ABC):
         curvature = (distance / size.square()).to(w.dtype)
         return torch.where(curvature > 0, curvature, 1.0)
 
+    @property
+    def has_frequencies(self) -> bool:
+        """Whether :meth:`frequencies` answers, so that random Fourier features exist."""
+        return type(self).frequencies is not Kernel.frequencies
+
+    def frequencies(self, count: int, in_features: int, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draws (count, in_features) from the spectral density of a kernel of ``u - v`` with ``f(u, u) = 1``.
+
+        By Bochner's theorem ``f(u, v)`` is the mean of ``cos(w . (u - v))`` over these w.
+
+        Raises:
+            ValueError: If the kernel has no such density, or it is not known here.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no random Fourier features: they need a kernel of the difference u - v whose "
+            "spectral density is known. For your own kernel, write its method `frequencies`."
+        )
+
     def params(self) -> dict[str, Any]:
         """The constructor's arguments, by name."""
         return {name: getattr(self, name) for name in _constructor_arguments(type(self))}

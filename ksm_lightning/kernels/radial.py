@@ -124,6 +124,9 @@ class GaussianKernel(RadialKernel):
     def weight(self, t: Tensor, k: Tensor) -> Tensor:
         return k
 
+    def frequencies(self, count: int, in_features: int, *, generator: torch.Generator | None = None) -> Tensor:
+        return torch.randn(count, in_features, generator=generator) / self.sigma
+
 
 @register_kernel("laplacian")
 class LaplacianKernel(RadialKernel):
@@ -144,6 +147,11 @@ class LaplacianKernel(RadialKernel):
     def weight(self, t: Tensor, k: Tensor) -> Tensor:
         return torch.where(t > 0, k * t.rsqrt(), 0.0)
 
+    def frequencies(self, count: int, in_features: int, *, generator: torch.Generator | None = None) -> Tensor:
+        # The characteristic function of the multivariate Cauchy distribution, a normal vector over a normal number.
+        normal = torch.randn(count, in_features, generator=generator)
+        return normal / torch.randn(count, 1, generator=generator).abs_().clamp_(min=1e-30) / self.sigma
+
 
 @register_kernel("cauchy")
 class CauchyKernel(RadialKernel):
@@ -156,3 +164,8 @@ class CauchyKernel(RadialKernel):
 
     def weight(self, t: Tensor, k: Tensor) -> Tensor:
         return (k * k).mul_(2)
+
+    def frequencies(self, count: int, in_features: int, *, generator: torch.Generator | None = None) -> Tensor:
+        # 1 / (1 + t) is the mean of exp(-s t) over an exponential s: normal vectors with a variance of 2 s.
+        normal = torch.randn(count, in_features, generator=generator)
+        return normal * (2 * torch.empty(count, 1).exponential_(generator=generator)).sqrt_() / self.sigma

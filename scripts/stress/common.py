@@ -8,17 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from ksm_lightning import DataInit, Kernel, KSMNetwork
-from ksm_lightning.data.batches import draw_indices
-from ksm_lightning.initialisation import Initialiser
-from ksm_lightning.learning import learn, sample_size, start
-from ksm_lightning.schedule import LearningSchedule
+from ksm_lightning import KSMNetwork
 
 FOLDER = Path("runs") / "stress"
-BATCH = 64
 Job = dict[str, Any]
 
 
@@ -59,35 +53,6 @@ class _Work:
 
 def _key(job: Job) -> str:
     return json.dumps(job, sort_keys=True)
-
-
-def train(
-    kernel: Kernel, x: Tensor, num_neurons: int, schedule: LearningSchedule, ridge: float, seed: int, updates: int,
-    init: Initialiser | None = None,
-) -> KSMNetwork:  # fmt: skip
-    """A network after so many updates of a batch of 64, in a loop; not consolidated.
-
-    Args:
-        kernel: The similarity.
-        x: The data (samples, m).
-        num_neurons: Neurons.
-        schedule: The schedule; an adaptive one has its start, too.
-        ridge: The paper's lambda.
-        seed: Seed of start, batches and samples.
-        updates: Updates to make.
-        init: Start of W; data points unless given.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    candidates = x[torch.randperm(len(x), generator=generator)[:2000]]
-    network = KSMNetwork(kernel, x.shape[1], num_neurons, ridge, init or DataInit(candidates), generator=generator)
-    if schedule.is_natural:
-        start(network, candidates)
-    indices = draw_indices(seed, torch.arange(updates), torch.arange(BATCH), len(x))
-    learn(
-        network, schedule, (x[chosen] for chosen in indices),
-        sample=lambda update: x[torch.randperm(len(x), generator=generator)[: sample_size(num_neurons)]],
-    )  # fmt: skip
-    return network
 
 
 def is_finite(network: KSMNetwork) -> bool:

@@ -4,17 +4,16 @@ import itertools
 from typing import Any
 
 import torch
-from common import BATCH, is_finite, median, run_all, train
+from common import is_finite, median, run_all
 
-from ksm_lightning import AdaptiveSchedule, GaussianKernel, HalfMoonsDataModule, NormalInit
+from ksm_lightning import AdaptiveSchedule, GaussianKernel, HalfMoonsDataModule, NormalInit, Phase, Schedule
 from ksm_lightning.exact import minimise_bound
-from ksm_lightning.learning import consolidate, natural_ridge
+from ksm_lightning.learning import consolidate, natural_ridge, train
 from ksm_lightning.metrics import kernel_nrmse
 from ksm_lightning.readout import read_out
-from ksm_lightning.schedule import make_schedule
 
 SIZES, SEEDS, STARTS, SCALES = (2, 4, 8, 16, 32, 64), range(20), ("normal_1", "normal_0.5", "data"), (0.01, 1, 100)
-UPDATES, SIGMA, PAPER_RIDGE = 2000, 0.3, 1e-3
+UPDATES, BATCH, SIGMA = 2000, 64, 0.3
 
 
 def points(scale: float) -> torch.Tensor:
@@ -29,10 +28,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     x = points(job["scale"])
     kernel = GaussianKernel(sigma=SIGMA * job["scale"])
     is_adaptive = job["schedule"] == "adaptive"
-    ridge = natural_ridge(kernel, x, job["n"]) if is_adaptive else PAPER_RIDGE
-    schedule = AdaptiveSchedule(UPDATES) if is_adaptive else make_schedule("paper_half_moons", None)
+    schedule = AdaptiveSchedule(UPDATES) if is_adaptive else Schedule([Phase(UPDATES, 0.01, 0.01, 0.1)])  # the paper's
     init = None if job["start"] == "data" else NormalInit(float(job["start"].partition("_")[2]))
-    network = train(kernel, x, job["n"], schedule, ridge, job["seed"], UPDATES, init)
+    network = train(
+        kernel, x, job["n"], schedule, batch_size=BATCH, init=init, consolidate_at_end=False, seed=job["seed"]
+    )
     result: dict[str, Any] = {"finite": is_finite(network)}
     if result["finite"]:
         readings = {"online": read_out(network, "neural", x), "nystroem": read_out(network, "nystroem", x)}

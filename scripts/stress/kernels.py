@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import is_finite, run_all, train
+from common import is_finite, run_all
 from torch import Tensor
 
 from ksm_lightning import AdaptiveSchedule, DigitsDataModule, make_kernel
-from ksm_lightning.learning import consolidate, natural_ridge
+from ksm_lightning.baselines import Nystroem
+from ksm_lightning.learning import train
 from ksm_lightning.metrics import kernel_nrmse
-from ksm_lightning.readout import READOUTS, nystroem_matrix, read_out
+from ksm_lightning.readout import READOUTS, read_out
 
 NEURONS, UPDATES, SEEDS, DRAWS = 32, 2000, range(5), 20
 KERNELS = {
@@ -54,20 +55,16 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         few = x[:500].double()
         params = {"sigma": 0.5 * float(torch.pdist(few).median())}
     kernel = make_kernel(name, **params)
-    network = train(
-        kernel, x, NEURONS, AdaptiveSchedule(UPDATES), natural_ridge(kernel, x, NEURONS), job["seed"], UPDATES
-    )
-    consolidate(network, [x], lambda value: value)
+    network = train(kernel, x, NEURONS, AdaptiveSchedule(UPDATES), seed=job["seed"])
     if not is_finite(network):
         return {"finite": False}
     features = [read_out(network, readout, x) for readout in READOUTS]
-    generator = torch.Generator().manual_seed(job["seed"])
-    for _ in range(DRAWS):
-        W = x[torch.randperm(len(x), generator=generator)[:NEURONS]]
-        features.append((kernel(x.double(), W.double()) @ nystroem_matrix(kernel, W)).float())
+    for draw in range(DRAWS):
+        uniform = Nystroem(kernel, min(NEURONS, len(x)), seed=DRAWS * job["seed"] + draw)
+        features.append(uniform.fit_transform(x))
     errors = kernel_nrmse(kernel, x, *features).tolist()
-    ours, uniform = errors[: len(READOUTS)], errors[len(READOUTS) :]
-    return {"finite": True, **dict(zip(READOUTS, ours, strict=True)), "uniform": statistics.median(uniform)}
+    ours, theirs = errors[: len(READOUTS)], errors[len(READOUTS) :]
+    return {"finite": True, **dict(zip(READOUTS, ours, strict=True)), "uniform": statistics.median(theirs)}
 
 
 def report(done: list[dict[str, Any]]) -> list[str]:

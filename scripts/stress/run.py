@@ -16,6 +16,8 @@ from pathlib import Path
 import lightning
 import torch
 
+from ksm_lightning.files import write_text
+
 PARTS = {
     "half_moons": "Half moons: sizes, seeds, starts, units",
     "kernels": "Other kernels and data",
@@ -49,9 +51,7 @@ def _write(sections: dict[str, str]) -> None:
         f"GPU, with torch {torch.__version__.partition('+')[0]} and lightning {lightning.__version__}.\n"
     )
     body = "\n".join(f"\n## {title}\n\n{sections[name]}\n" for name, title in PARTS.items() if name in sections)
-    draft = RESULTS.with_suffix(".draft")
-    draft.write_text(head + body)
-    os.replace(draft, RESULTS)
+    write_text(RESULTS, head + body)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,21 @@
+"""Other ways to approximate a kernel by features, all with the same ``fit`` and ``transform``."""
+
+from ksm_lightning.baselines.base import FeatureMap
+from ksm_lightning.baselines.fourier import RandomFourier
+from ksm_lightning.baselines.kernel_pca import KernelPCA
+from ksm_lightning.baselines.landmarks import CHOICES
+from ksm_lightning.baselines.networks import LinearSimilarityMatching, NeuralFourier, SimilarityMatching
+from ksm_lightning.baselines.nystroem import Nystroem
+
+LANDMARK_CHOICES = tuple(CHOICES)
+
+__all__ = [
+    "LANDMARK_CHOICES",
+    "FeatureMap",
+    "KernelPCA",
+    "LinearSimilarityMatching",
+    "NeuralFourier",
+    "Nystroem",
+    "RandomFourier",
+    "SimilarityMatching",
+]

@@ -1,0 +1,173 @@
+"""Kernel PCA without centring: the optimum, the best approximation of the kernel matrix with n features."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ksm_lightning.baselines.base import FeatureMap, check_enough
+from ksm_lightning.kernels import Kernel
+from ksm_lightning.metrics import symmetric_tiles
+
+Solver = Literal["auto", "exact", "randomised"]
+# `auto` is exact up to so many points: a second or two; twice as many take eight times as long.
+_EXACT_UP_TO = 2000
+_TILE = 2048
+
+
+class Eigenpairs(NamedTuple):
+    """The largest eigenvalues of a matrix and their eigenvectors."""
+
+    values: Tensor
+    """Eigenvalues (n,), descending."""
+    vectors: Tensor
+    """Unit vectors (samples, n)."""
+
+
+def leading_eigenpairs(
+    product: Callable[[Tensor], Tensor], start: Tensor, count: int, *, power_iterations: int
+) -> Eigenpairs:
+    """The leading eigenpairs of a positive semi-definite matrix that is known by its products.
+
+    A random block is multiplied ``2 power_iterations + 1`` times, as by ``torch.svd_lowrank``, with an orthonormal
+    basis Q in between. With one more product ``Z = F Q`` the approximation is ``Z (Q^T Z)^+ Z^T``, whose error is that
+    of another half iteration (Tropp, Yurtsever, Udell and Cevher, 2017), and not the projection ``Q Q^T F``.
+
+    Args:
+        product: Gives ``F v`` for any v (samples, columns).
+        start: A random block (samples, q) with q at least ``count``.
+        count: Pairs wanted.
+        power_iterations: Each makes two products.
+    """
+    basis = torch.linalg.qr(product(start))[0]
+    for _ in range(2 * power_iterations):
+        basis = torch.linalg.qr(product(basis))[0]
+    Z = product(basis)  # (samples, q)
+    # A shift as large as rounding makes the middle invertible, and is taken off the eigenvalues again.
+    shift = torch.finfo(Z.dtype).eps * float(torch.linalg.vector_norm(Z))
+    Z.add_(basis, alpha=shift)
+    middle = _inner(basis, Z)
+    factor, info = torch.linalg.cholesky_ex((middle + middle.mT) / 2)
+    if int(info):
+        raise ValueError("The matrix is not positive semi-definite: this is no kernel, or its values are not finite.")
+    root = torch.linalg.solve_triangular(factor, Z.double().mT, upper=False).mT  # (samples, q); F is near root root^T
+    values, axes = torch.linalg.eigh(root.mT @ root)
+    values, axes = values.flip(0)[:count], axes.flip(1)[:, :count]
+    vectors = root @ (axes * values.clamp(min=torch.finfo(torch.float64).tiny).rsqrt())
+    return Eigenpairs((values - shift).clamp(min=0).to(Z), vectors.to(Z))
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """``a^T b`` in float64, of long matrices."""
+    total = a.new_zeros(a.shape[1], b.shape[1], dtype=torch.float64)
+    for rows in range(0, len(a), 8192):
+        total.addmm_(a[rows : rows + 8192].double().mT, b[rows : rows + 8192].double())
+    return total
+
+
+class KernelPCA(FeatureMap):
+    """The n leading eigenvectors of the kernel matrix, each as long as the root of its eigenvalue.
+
+    No other n features have a smaller error on the points it is fitted to. New points get
+    ``f(x, X) V Lambda^(-1/2)``, which is the same for the points of the fit.
+
+    Args:
+        kernel: The similarity.
+        n_components: Features n.
+        solver: ``exact`` decomposes the whole matrix in float64, ``randomised`` finds the leading eigenvectors in
+            products with it; ``auto`` is exact up to 2,000 points.
+        oversampling: Directions that the randomised solver follows beyond n; with the paper's n = 1,024 they are 1,280.
+        power_iterations: Of the randomised solver, ``niter`` of ``torch.svd_lowrank``.
+        most_bytes: The randomised solver holds the matrix if it fits into this, and else computes it again, a tile at a
+            time, for every product.
+        progress: Called with the share done of a randomised fit that walks over tiles.
+        seed: Seed of the randomised solver.
+
+    Example:
+        >>> from ksm_lightning.kernels import LinearKernel
+        >>> x = torch.tensor([[3.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+        >>> KernelPCA(LinearKernel(), n_components=1).fit(x).eigenvalues_
+        tensor([9.], dtype=torch.float64)
+    """
+
+    is_random = False
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        n_components: int,
+        *,
+        solver: Solver = "auto",
+        oversampling: int = 256,
+        power_iterations: int = 4,
+        most_bytes: int = 2**30,
+        progress: Callable[[float], object] = lambda share: None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(kernel, n_components, seed=seed)
+        if solver not in ("auto", "exact", "randomised"):
+            raise ValueError(f"`solver` must be 'auto', 'exact' or 'randomised', got {solver!r}.")
+        self.solver = solver
+        self.oversampling = oversampling
+        self.power_iterations = power_iterations
+        self.most_bytes = most_bytes
+        self.progress = progress
+
+    def _fit(self, x: Tensor, generator: torch.Generator) -> None:
+        check_enough("Kernel PCA", self.n_components, len(x))
+        is_exact = len(x) <= _EXACT_UP_TO if self.solver == "auto" else self.solver == "exact"
+        if is_exact:
+            x = x.double()
+            values, vectors = torch.linalg.eigh(self.kernel(x, x))
+            found = Eigenpairs(values.flip(0)[: self.n_components], vectors.flip(1)[:, : self.n_components])
+        else:
+            found = self._randomised(x, generator)
+        # An eigenvalue at the level of rounding belongs to no feature.
+        rounding = 10 * torch.finfo(x.dtype).eps * found.values[0]
+        values = torch.where(found.values > rounding, found.values, 0.0)
+        inverse = torch.where(values > 0, values.clamp(min=torch.finfo(values.dtype).tiny).rsqrt(), 0.0)
+        self.eigenvalues_ = values
+        self.points_ = x
+        self.dual_ = found.vectors * inverse  # (samples, n)
+        self.embedding_ = found.vectors * values.sqrt()  # (samples, n)
+
+    def _randomised(self, x: Tensor, generator: torch.Generator) -> Eigenpairs:
+        size = min(len(x), self.n_components + self.oversampling)
+        start = torch.randn(len(x), size, generator=generator).to(x)
+        if len(x) ** 2 * x.element_size() <= self.most_bytes:
+            F = self.kernel(x, x)
+            product: Callable[[Tensor], Tensor] = F.__matmul__
+        else:
+            product = _TiledProduct(self.kernel, x, 2 * self.power_iterations + 2, self.progress)
+        return leading_eigenpairs(product, start, self.n_components, power_iterations=self.power_iterations)
+
+    def _features(self, x: Tensor) -> Tensor:
+        features = self.dual_.new_zeros(len(x), self.n_components)
+        for points, dual in zip(torch.split(self.points_, 8192), torch.split(self.dual_, 8192), strict=True):
+            features.addmm_(self.kernel(x.to(points), points), dual)
+        return features
+
+    def fit_transform(self, x: Tensor) -> Tensor:
+        """:meth:`fit`, then the features of the same points, without computing the matrix again."""
+        self.fit(x)
+        return self.embedding_.to(x.dtype)
+
+
+class _TiledProduct:
+    """``v -> F v`` that holds a tile of F at a time, each computed once for both of its places."""
+
+    def __init__(self, kernel: Kernel, x: Tensor, products: int, progress: Callable[[float], object]) -> None:
+        self.kernel, self.x, self.progress = kernel, x, progress
+        self.done, self.total = 0, products * sum(1 for _ in symmetric_tiles(len(x), _TILE))
+
+    def __call__(self, v: Tensor) -> Tensor:
+        result = torch.zeros_like(v)
+        for rows, columns, weight in symmetric_tiles(len(v), _TILE):
+            F = self.kernel(self.x[rows], self.x[columns])
+            result[rows].addmm_(F, v[columns])
+            if weight == 2:
+                result[columns].addmm_(F.mT, v[rows])
+            self.done += 1
+            self.progress(self.done / self.total)
+        return result

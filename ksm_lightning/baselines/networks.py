@@ -1,0 +1,124 @@
+"""Networks that learn online by local rules, as feature maps: this package's own, and the two it descends from."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksm_lightning.baselines.base import FeatureMap
+from ksm_lightning.baselines.fourier import RandomFourier
+from ksm_lightning.initialisation import NormalInit
+from ksm_lightning.kernels import Kernel, LinearKernel
+from ksm_lightning.learning import train
+from ksm_lightning.readout import Readout, check_readout, make_reader
+from ksm_lightning.schedule import PaperSchedule, Phase, make_schedule
+
+Phases = Sequence[Phase | Mapping[str, Any]] | PaperSchedule
+
+
+class SimilarityMatching(FeatureMap):
+    """The paper's network: landmarks, gains and lateral weights learned from one batch after the other.
+
+    Args:
+        kernel: The similarity.
+        n_components: Neurons n.
+        readout: ``neural``, the network's own responses, or ``nystroem`` or ``least_squares`` of its landmarks.
+        updates: Length of the adaptive schedule; 5,000 unless given.
+        phases: Phases of rates instead, or the name of one of the paper's.
+        init_scale: Start W at so many times ``N(0, 1)``; at data points unless given.
+        batch_size: Points a batch.
+        progress: Called with the number of updates made since the last call.
+        seed: Seed of start and batches.
+
+    Example:
+        >>> from ksm_lightning.kernels import GaussianKernel
+        >>> y = SimilarityMatching(GaussianKernel(), n_components=4, updates=50).fit_transform(torch.randn(100, 2))
+        >>> y.shape
+        torch.Size([100, 4])
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        n_components: int,
+        *,
+        readout: Readout = "neural",
+        updates: int | None = None,
+        phases: Phases | None = None,
+        init_scale: float | None = None,
+        batch_size: int = 64,
+        progress: Callable[[int], object] = lambda updates: None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(kernel, n_components, seed=seed)
+        self.readout = check_readout(readout)
+        self.updates = updates
+        self.phases = phases
+        self.init_scale = init_scale
+        self.batch_size = batch_size
+        self.progress = progress
+
+    def _fit(self, x: Tensor, generator: torch.Generator) -> None:
+        self.network_ = train(
+            self.kernel, x, self.n_components, make_schedule(self.phases, self.updates),
+            init=None if self.init_scale is None else NormalInit(self.init_scale),
+            batch_size=self.batch_size, seed=self.seed, progress=self.progress,
+        )  # fmt: skip
+        if not all(bool(parameter.isfinite().all()) for parameter in self.network_.parameters()):
+            raise FloatingPointError(
+                f"The network of {self.n_components} neurons diverged: leave out `phases`, whose rates are too large "
+                "here, or lower them."
+            )
+        self._sample = x
+        self._reader = make_reader(self.network_, self.readout, x)
+
+    def features(self, x: Tensor, readout: str) -> Tensor:
+        """Features (samples, n) by another readout of the fitted network."""
+        read = make_reader(self.network_, readout, self._sample)
+        return torch.cat([read(part) for part in torch.split(x, 4096)])
+
+    def _features(self, x: Tensor) -> Tensor:
+        return self._reader(x.to(self.network_.W))
+
+
+class LinearSimilarityMatching(SimilarityMatching):
+    """Similarity matching of inner products ``x_s . x_t`` (Pehlevan, Sengupta and Chklovskii, 2018), the ancestor.
+
+    Args:
+        n_components: Neurons n.
+        kwargs: As for :class:`SimilarityMatching`.
+    """
+
+    def __init__(self, n_components: int, **kwargs: Any) -> None:
+        super().__init__(LinearKernel(), n_components, **kwargs)
+
+
+class NeuralFourier(FeatureMap):
+    """Random Fourier features, then a linear similarity-matching network (Bahroun, Hunsicker and Soltoggio, 2017).
+
+    The paper evaluates the random features alone, as the best that the network can do with as many features as neurons.
+    With more features than neurons it does better: it learns the principal components of the features.
+
+    Args:
+        kernel: A kernel that has random Fourier features.
+        n_components: Neurons n.
+        num_features: Random features below them; as many as neurons unless given.
+        seed: Seed of features, start and batches.
+        kwargs: ``updates``, ``phases``, ``init_scale``, ``batch_size`` and ``progress`` of :class:`SimilarityMatching`.
+    """
+
+    def __init__(
+        self, kernel: Kernel, n_components: int, *, num_features: int | None = None, seed: int = 0, **kwargs: Any
+    ) -> None:
+        super().__init__(kernel, n_components, seed=seed)
+        self.num_features = num_features
+        self.options = kwargs
+
+    def _fit(self, x: Tensor, generator: torch.Generator) -> None:
+        self.fourier_ = RandomFourier(self.kernel, self.num_features or self.n_components, seed=self.seed)
+        features = self.fourier_.fit_transform(x)
+        self.matching_ = LinearSimilarityMatching(self.n_components, seed=self.seed, **self.options).fit(features)
+
+    def _features(self, x: Tensor) -> Tensor:
+        return self.matching_.transform(self.fourier_.transform(x))
