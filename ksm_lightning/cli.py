@@ -1,6 +1,7 @@
-"""The command ``ksm``: fit, validate, test and predict from YAML files and options."""
+"""The command ``ksm``: fit, validate, test, predict and compare from YAML files and options."""
 
 import argparse
+import importlib
 import logging
 import os
 import re
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 
 import lightning as L
 import yaml
-from jsonargparse import lazy_instance  # type: ignore[attr-defined]
+from jsonargparse import ActionConfigFile, lazy_instance  # type: ignore[attr-defined]
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -42,6 +43,14 @@ _COMMANDS = {
     "test": "Kernel error and energy on the test points: ksm test --config ... --ckpt_path ...",
     "predict": "Write the features of the test points to a file: ksm predict --config ... --ckpt_path ...",
 }
+# Commands that need no Trainer, by the function that does them.
+_OWN_COMMANDS = {
+    "compare": (
+        "ksm_lightning.commands.compare",
+        "Errors of all methods against the number of features: ksm compare --data=HalfMoonsDataModule "
+        "--kernel_params.sigma=0.3",
+    ),
+}
 _EVALUATIONS: dict[str, type[L.Callback]] = {"kernel_error": KernelError, "probe": LinearProbe, "kmeans": KMeansProbe}
 _CALLBACKS: dict[str, dict[str, type[L.Callback]]] = {
     "fit": {**_EVALUATIONS, "figures": Figures, "guard": DivergenceGuard, "checkpoint": UpdateCheckpoint},
@@ -68,6 +77,10 @@ class Interrupted(Exception):
 class KSMArgumentParser(LightningArgumentParser):
     """A parser that answers a mistake with one sentence instead of a page of usage."""
 
+    def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
+        self.commands = super().add_subcommands(*args, **kwargs)
+        return self.commands
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         # Of a value that may be one of several types, the first complaint is about the type that was meant.
         union = re.search(r"Errors:\s*- (.*?)\s+- Expected", message, re.DOTALL)
@@ -76,6 +89,20 @@ class KSMArgumentParser(LightningArgumentParser):
         if union and key:
             sentence = f"{key[1]}: {sentence}"
         raise UserError(sentence if "--help" in sentence else f"{sentence}; see ksm --help.") from ex
+
+
+def _run_own_command(name: str, args: Sequence[str]) -> None:
+    """Parse the options of a function, which are its arguments, and call it."""
+    module, _ = _OWN_COMMANDS[name]
+    function = getattr(importlib.import_module(module), name)
+    description = (function.__doc__ or "").partition("Args:")[0].strip()
+    parser = KSMArgumentParser(prog=f"ksm {name}", description=description)
+    parser.add_argument("--config", action=ActionConfigFile, help="A YAML file with options.")
+    parser.add_function_arguments(function, fail_untyped=True)
+    _check_config_files(args)
+    options = parser.instantiate_classes(parser.parse_args(list(args)))
+    options.pop("config", None)
+    function(**options)
 
 
 class KSMCLI(LightningCLI):
@@ -111,6 +138,12 @@ class KSMCLI(LightningCLI):
         """The commands, without the options of theirs that this package decides."""
         hidden = {"weights_only", "verbose", "return_predictions"}
         return {name: options | hidden for name, options in LightningCLI.subcommands().items()}
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        super()._add_subcommands(parser, **kwargs)
+        assert isinstance(parser, KSMArgumentParser)
+        for name, (_, text) in _OWN_COMMANDS.items():  # to be listed by --help; they never come to be parsed here
+            parser.commands.add_subcommand(name, KSMArgumentParser(description=text), help=text)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         self._preparing = subcommand
@@ -330,8 +363,12 @@ def main(args: Sequence[str] | None = None) -> None:
     With the environment variable KSM_DEBUG set, an error shows its traceback.
     """
     _quieten()
+    given = list(args) if args is not None else sys.argv[1:]
     try:
-        KSMCLI(list(args) if args is not None else None)
+        if given and given[0] in _OWN_COMMANDS:
+            _run_own_command(given[0], given[1:])
+        else:
+            KSMCLI(list(args) if args is not None else None)
     except Interrupted as stop:
         print(f"ksm: {stop}", file=sys.stderr)
         sys.exit(stop.code)

@@ -3,14 +3,18 @@
 Each function draws on axes that it is given, so that the same panel serves alone, in TensorBoard and in an overview.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from ksm_lightning.tables import Summary
 
 # Grey is no response, red a positive and blue a negative one, as in the paper.
 TUNING = LinearSegmentedColormap.from_list("tuning", ["#1f4fd8", "#c8c8c8", "#d81f2a"])
@@ -169,20 +173,82 @@ def responses_panel(axes: Axes, y: np.ndarray) -> None:
     axes.set_title("Responses of all neurons")
 
 
-def image_grid(images: np.ndarray, shape: tuple[int, int], title: str, most: int = 100) -> Figure:
+def image_grid_panel(axes: Axes, images: np.ndarray, shape: tuple[int, int], title: str) -> None:
     """Vectors (n, height * width) as small images side by side, each on its own scale about zero."""
-    images = images[:most]
-    columns = min(len(images), int(np.ceil(np.sqrt(len(images) * 1.3))))
+    columns = grid_columns(len(images))
     rows = -(-len(images) // columns)
     height, width = shape
     canvas = np.full((rows * (height + 1) + 1, columns * (width + 1) + 1), np.nan)
     for index, image in enumerate(images):
         top, left = 1 + index // columns * (height + 1), 1 + index % columns * (width + 1)
         canvas[top : top + height, left : left + width] = image.reshape(shape) / max(np.abs(image).max(), 1e-12)
-    figure = new_figure(max(3.0, columns * 0.5), max(2.5, rows * 0.5 + 0.4))
-    figure.subplots_adjust(0.02, 0.02, 0.98, 1 - 0.35 / figure.get_figheight())
-    axes = figure.add_subplot()
     axes.imshow(np.ma.masked_invalid(canvas), cmap=TUNING, vmin=-1, vmax=1, interpolation="nearest")
     axes.set_title(title)
     axes.axis("off")
+
+
+def grid_columns(count: int) -> int:
+    """Images in a row of a grid that is a little wider than high."""
+    return min(count, int(np.ceil(np.sqrt(count * 1.3))))
+
+
+def image_grid(images: np.ndarray, shape: tuple[int, int], title: str, most: int = 100) -> Figure:
+    """A figure of :func:`image_grid_panel` that is as large as its images need."""
+    images = images[:most]
+    columns = grid_columns(len(images))
+    figure = new_figure(max(3.0, columns * 0.5), max(2.5, -(-len(images) // columns) * 0.5 + 0.4))
+    figure.subplots_adjust(0.02, 0.02, 0.98, 1 - 0.35 / figure.get_figheight())
+    image_grid_panel(figure.add_subplot(), images, shape, title)
     return figure
+
+
+class Curve(NamedTuple):
+    """Errors of one method against the number of features."""
+
+    sizes: Sequence[int]
+    mean: Sequence[float]
+    least: Sequence[float]
+    most: Sequence[float]
+
+
+def curve(entries: Sequence[Summary]) -> Curve:
+    """The curve of one method from the seeds together; sizes at which all runs diverged are left out."""
+    kept = [entry for entry in entries if entry.diverged < entry.seeds]
+    columns = [(entry.n, entry.mean, entry.least, entry.most) for entry in kept]
+    return Curve(*zip(*columns, strict=True)) if columns else Curve((), (), (), ())
+
+
+# One look for each method in every figure: this package's in red, the optimum in black, the others in between.
+_METHOD_STYLES: dict[str, tuple[str, str, str]] = {
+    "kernel_pca": ("black", "-", "o"),
+    "nystroem_uniform": ("#8c8c8c", "-", "s"),
+    "nystroem_kmeans": ("#2a9d4a", "-", "^"),
+    "nystroem_leverage": ("#8a5cc0", "-", "v"),
+    "nystroem_cholesky": ("#1f77b4", "-", "D"),
+    "nystroem_gradient": ("#17becf", "-", "P"),
+    "random_fourier": ("#e08a00", "-", "x"),
+    "neural_fourier": ("#e08a00", ":", "+"),
+    "linear": ("#7a5230", "-", "*"),
+    "ksm": ("#d81f2a", "--", "o"),
+    "ksm_nystroem": ("#d81f2a", "-", "s"),
+    "ksm_least_squares": ("#f08a90", "-", "d"),
+}
+
+
+def error_panel(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], title: str) -> None:
+    """The kernel's NRMSE against the number of features, a curve a method; bands reach from the least to the most."""
+    for name, curve in curves.items():
+        color, line, marker = _METHOD_STYLES.get(name, ("0.3", "-", "."))
+        axes.plot(
+            curve.sizes, curve.mean, line, color=color, marker=marker, markersize=4.5, linewidth=1.4, label=labels[name]
+        )
+        axes.fill_between(curve.sizes, curve.least, curve.most, color=color, alpha=0.15, linewidth=0)
+    axes.set(xlabel="features $n$", ylabel="kernel NRMSE", xscale="log", yscale="log")
+    sizes = sorted({n for curve in curves.values() for n in curve.sizes})
+    axes.set_xticks(sizes, [str(n) for n in sizes])
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
+    axes.grid(True, which="major", color="0.9", linewidth=0.7)
+    axes.set_title(title)
+    axes.legend(loc="best", fontsize=7, framealpha=0.9)

@@ -1,5 +1,6 @@
 """The command ``ksm``, as a user types it."""
 
+import functools
 import os
 import re
 import signal
@@ -136,10 +137,11 @@ def test_the_digits_config_trains():
     assert Path("runs/digits/version_0/figures/weights.png").is_file()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_opens_with_its_command(path):
     first = path.read_text().splitlines()[0]
-    assert first.startswith(f"# ksm fit --config configs/{path.name} ")
+    command = "compare" if path.parent.name == "compare" else "fit"
+    assert first.startswith(f"# ksm {command} --config {path.relative_to(ROOT)} ")
     assert re.search(r"\d+ s|\d+ min", first)
 
 
@@ -391,3 +393,27 @@ def test_every_config_is_understood(config, capsys):
     written, understood = yaml.safe_load(config.read_text()), yaml.safe_load(capsys.readouterr().out)
     for name, value in written["model"].items():
         assert understood["model"][name] == value or name == "phases", name
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs" / "compare").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_of_a_comparison_is_understood(config, monkeypatch):
+    from ksm_lightning.commands import compare as command
+
+    given = {}
+    monkeypatch.setattr(command, "compare", _like(command.compare, given))
+    main(["compare", "--config", str(config), "--seeds=7"])
+    written = yaml.safe_load(config.read_text())
+    assert type(given.pop("data")).__name__ == written.pop("data")["class_path"]
+    assert given["seeds"] == 7
+    del written["seeds"]
+    assert {name: given[name] for name in written} == written
+
+
+def _like(function, given):
+    """A function with the same options that keeps them."""
+
+    @functools.wraps(function)
+    def keep(**options):
+        given.update(options)
+
+    return keep

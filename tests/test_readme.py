@@ -52,11 +52,15 @@ def test_imports_point_downward():
         "readout",
         "probe",
         "clustering",
+        "files",
+        "baselines",
+        "tables",
+        "comparison",
         "checkpoint",
         "data",
         "module",
     ]
-    order += ["figures", "callbacks", "run_folder", "cli"]
+    order += ["figures", "callbacks", "run_folder", "commands", "cli"]
     for path in (ROOT / "ksm_lightning").rglob("*.py"):
         name = path.relative_to(ROOT / "ksm_lightning").parts[0].removesuffix(".py")
         if name == "__init__":

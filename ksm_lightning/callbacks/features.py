@@ -1,6 +1,5 @@
 """What ``ksm predict`` leaves behind: the features of all points as one array."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
 from ksm_lightning.data import KSMDataModule
+from ksm_lightning.files import write_array
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.readout import Readout, check_readout
 
@@ -58,8 +58,5 @@ class FeatureWriter(BasePredictionWriter):
         batch_indices: Sequence[Any] | None,
     ) -> None:
         features = np.concatenate([y.cpu().numpy() for y in predictions if isinstance(y, Tensor)])
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_suffix(".draft.npy")
-        np.save(draft, features)
-        os.replace(draft, self.path)
+        write_array(self.path, features)
         print(f"Features of {features.shape[0]:,} points in {features.shape[1]} dimensions: {self.path}")

@@ -1,6 +1,5 @@
 """Figures of a run, to TensorBoard and to PNG files in the run folder."""
 
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from ksm_lightning import functional
 from ksm_lightning.data import KSMDataModule
+from ksm_lightning.files import write_png
 from ksm_lightning.functional import linearised_responses
 from ksm_lightning.metrics import kernel_nrmse, random_subset
 from ksm_lightning.module import KernelSimilarityMatching
@@ -95,7 +95,7 @@ class Figures(Callback):
             for writer in writers:
                 writer.add_image(f"figures/{name}", pixels, trainer.global_step, dataformats="HWC")
             if folder is not None:
-                save_png(pixels, folder / f"{name}.png")
+                write_png(folder / f"{name}.png", pixels)
 
     def _figures(
         self,
@@ -142,16 +142,6 @@ class Figures(Callback):
             drawn["weights"] = figures.image_grid(W, data.image_shape, "Learned features $w_i$")
             drawn["linearised"] = figures.image_grid(computed["linearised"], data.image_shape, "Linearised responses")
         return {name: figures.render(figure) for name, figure in drawn.items()}
-
-
-def save_png(pixels: np.ndarray, path: Path) -> None:
-    """Write a picture, whole or not at all."""
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}")
-    Image.fromarray(pixels).save(draft, format="PNG")
-    os.replace(draft, path)
 
 
 def figure_data(model: KernelSimilarityMatching, x: Tensor, pairs: int = 500) -> dict[str, np.ndarray]:
