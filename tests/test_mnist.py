@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import os
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -179,13 +178,7 @@ def test_the_configs_train_with_alpha_as_one_override(small, tmp_path, monkeypat
 
 # ---------------------------------------------------------------------- the real digits
 
-real = pytest.mark.skipif(
-    not (Path(os.environ.get("KSM_DATA_DIR", "/nowhere")) / "MNIST" / "raw").is_dir(),
-    reason="set KSM_DATA_DIR to a folder with MNIST/raw to run it",
-)
 
-
-@real
 @pytest.mark.mnist
 def test_the_real_digits():
     data = CroppedMNISTDataModule()
