@@ -64,6 +64,8 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Mov
         R += torch.outer(v, v / p[i])
         own = R.diagonal()
         gain = (R.square().sum(1) - own.square()) / own.clamp(min=smallest)
+        # Nothing explains more than is left; where all is explained, what is left of R is rounding over rounding.
+        gain.clamp_(max=float(own.clamp(min=0).sum()))
         c = int(gain.argmax())
         if not gain[c] > _ADVANTAGE * loss[i] + _WORTHWHILE * share:
             break

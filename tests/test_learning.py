@@ -351,6 +351,12 @@ def test_rank_one_corrections_are_exact(rng):
     assert find_moves(kernel, x, W, most=100) == []
 
 
+def test_more_landmarks_than_the_kernel_has_directions_move_nothing(rng):
+    """All is explained, and what is left of the residual is rounding."""
+    x = torch.randn(800, 100, generator=rng)
+    assert find_moves(LinearKernel(), x, x[:300], most=300) == []
+
+
 def test_fewer_points_than_neurons_move_nothing(rng):
     x = torch.randn(5, 2, generator=rng)
     assert find_moves(GaussianKernel(1.0), x, x[[0, 1, 2, 3, 4, 0, 1]], most=7) == []
