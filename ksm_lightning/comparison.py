@@ -21,9 +21,11 @@ from torch import Tensor
 from ksm_lightning.baselines import FeatureMap, KernelPCA, NeuralFourier, Nystroem, RandomFourier, SimilarityMatching
 from ksm_lightning.baselines.networks import LinearSimilarityMatching, Phases
 from ksm_lightning.files import write_array, write_text
+from ksm_lightning.initialisation import NormalInit
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.metrics import kernel_nrmse, random_subset
 from ksm_lightning.readout import Readout
+from ksm_lightning.schedule import make_schedule
 from ksm_lightning.tables import METHODS, Row, read_rows, summarise, write_rows, write_summary
 
 # Readouts of one and the same network.
@@ -50,8 +52,8 @@ class Comparison:
         max_points: The error is that of all pairs of so many random points at most. Kernel PCA is fitted to these, for
             which it is the optimum; every other method to all points.
         updates: Updates of each network's adaptive schedule.
-        phases: Phases of rates instead, or one of the paper's by name.
-        init_scale: Start networks at so many times ``N(0, 1)``; at data points unless given.
+        phases: Phases of rates instead for this package's network, or one of the paper's by name.
+        init_scale: Start that network at so many times ``N(0, 1)``; at data points unless given.
         fourier_features: Random features below each neuron of ``neural_fourier``; 1 is the paper's case.
         watch: Called with what is being done, the work done and all work; a fit of n features is n units of it.
 
@@ -91,6 +93,12 @@ class Comparison:
                 f"`sizes` must lie between 1 and the number of points compared, {len(self.scored)}, got "
                 f"{list(self.sizes)}."
             )
+        # What a fit would refuse is refused before there is a folder.
+        make_schedule(self.phases, self.updates)
+        if self.init_scale is not None:
+            NormalInit(self.init_scale)
+        if self.fourier_features < 1:
+            raise ValueError(f"`fourier_features` must be at least 1, got {self.fourier_features}.")
         self._open()
 
     # ------------------------------------------------------------------ files
@@ -133,12 +141,10 @@ class Comparison:
         """Methods and seeds that are still to be scored for a number of features."""
         assert self.methods is not None
         done = {(row.method, row.seed) for row in self.rows if row.n == n}
-        return [
-            (name, seed)
-            for name in self.methods
-            for seed in (self.seeds if name != "kernel_pca" else self.seeds[:1])
-            if (name, seed) not in done
-        ]
+        wanted = [(name, seed) for name in self.methods if name != "kernel_pca" for seed in self.seeds]
+        if "kernel_pca" in self.methods and "kernel_pca" not in {name for name, _ in done}:  # chance has no part in it
+            wanted.insert(0, ("kernel_pca", self.seeds[0]))
+        return [job for job in wanted if job not in done]
 
     # ------------------------------------------------------------------ work
 
@@ -149,25 +155,28 @@ class Comparison:
         for n, jobs in missing.items():
             if jobs:
                 self._run_size(n, jobs)
+        # Once more, for an earlier run may have been stopped before it.
+        write_summary(self.folder / "summary.csv", summarise(self.rows))
+        shutil.rmtree(self.folder / "features", ignore_errors=True)
         return self.rows
 
     def _run_size(self, n: int, jobs: Sequence[tuple[str, int]]) -> None:
-        cache = self.folder / "features"
-        cache.mkdir(exist_ok=True)
+        cache = self.folder / "features" / str(n)
+        cache.mkdir(parents=True, exist_ok=True)
         for name, seed in jobs:
             self._text = f"n = {n}, {METHODS[name]}, seed {seed}"
             self.watch(self._text, self._done, self._all)
-            if not _cached(cache, name, n, seed).exists():
+            if not _cached(cache, name, seed).exists():
                 self._make(cache, name, n, seed)
             self._done += n
         self.watch(f"n = {n}, kernel error", self._done, self._all)
-        features = {job: np.load(_cached(cache, job[0], n, job[1]), mmap_mode="c") for job in jobs}
+        features = {job: np.load(_cached(cache, *job), mmap_mode="c") for job in jobs}
         sound = {job: torch.from_numpy(y).to(self.scored) for job, y in features.items() if y.shape[1] == n}
         errors = dict.fromkeys(jobs, math.nan)
         if sound:
             errors |= dict(zip(sound, kernel_nrmse(self.kernel, self.scored, *sound.values()).tolist(), strict=True))
         for name, seed in jobs:
-            seconds = float(np.load(_seconds(cache, name, n, seed)))
+            seconds = float(np.load(_seconds(cache, name, seed)))
             self.rows.append(Row(name, n, seed, errors[name, seed], seconds))
         write_rows(self.table_path, self.rows)
         write_summary(self.folder / "summary.csv", summarise(self.rows))
@@ -187,9 +196,9 @@ class Comparison:
             features = dict.fromkeys(_READOUTS if name in _READOUTS else [name])
         seconds = time.perf_counter() - started
         for key, y in features.items():
-            write_array(_seconds(cache, key, n, seed), np.asarray(seconds))
+            write_array(_seconds(cache, key, seed), np.asarray(seconds))
             y = self.scored.new_empty(len(self.scored), 0) if y is None else y
-            write_array(_cached(cache, key, n, seed), y.cpu().numpy())
+            write_array(_cached(cache, key, seed), y.cpu().numpy())
 
     def _features(self, name: str, n: int, seed: int) -> Tensor:
         if name == "kernel_pca":
@@ -225,12 +234,12 @@ class Comparison:
         return tick
 
 
-def _cached(cache: Path, method: str, n: int, seed: int) -> Path:
-    return cache / f"{method}-{n}-{seed}.npy"
+def _cached(cache: Path, method: str, seed: int) -> Path:
+    return cache / f"{method}-{seed}.npy"
 
 
-def _seconds(cache: Path, method: str, n: int, seed: int) -> Path:
-    return cache / f"{method}-{n}-{seed}.seconds.npy"
+def _seconds(cache: Path, method: str, seed: int) -> Path:
+    return cache / f"{method}-{seed}.seconds.npy"
 
 
 def _plain(phases: Any) -> Any:

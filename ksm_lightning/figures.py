@@ -243,12 +243,16 @@ def error_panel(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, st
             curve.sizes, curve.mean, line, color=color, marker=marker, markersize=4.5, linewidth=1.4, label=labels[name]
         )
         axes.fill_between(curve.sizes, curve.least, curve.most, color=color, alpha=0.15, linewidth=0)
-    axes.set(xlabel="features $n$", ylabel="kernel NRMSE", xscale="log", yscale="log")
+    axes.set_title(title)
+    axes.set(xlabel="features $n$", ylabel="kernel NRMSE")
+    if not any(value > 0 for curve in curves.values() for value in curve.mean):
+        axes.text(0.5, 0.5, "no error to show", ha="center", transform=axes.transAxes)
+        return
+    axes.set(xscale="log", yscale="log")
     sizes = sorted({n for curve in curves.values() for n in curve.sizes})
     axes.set_xticks(sizes, [str(n) for n in sizes])
     axes.minorticks_off()
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
     axes.grid(True, which="major", color="0.9", linewidth=0.7)
-    axes.set_title(title)
     axes.legend(loc="best", fontsize=7, framealpha=0.9)

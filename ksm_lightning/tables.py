@@ -59,10 +59,13 @@ def read_rows(path: Path) -> list[Row]:
     """
     try:
         with path.open(newline="") as file:
-            return [
+            rows = [
                 Row(row["method"], int(row["n"]), int(row["seed"]), float(row["nrmse"]), float(row["seconds"]))
                 for row in csv.DictReader(file)
             ]
+        if any(row.method not in METHODS for row in rows):
+            raise ValueError("a method without a name here")
+        return rows
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no table of a comparison: remove it, or choose another folder.") from error
 
@@ -77,7 +80,8 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
     for (name, n), errors in sorted(groups.items(), key=lambda item: (order[item[0][0]], item[0][1])):
         sound = [error for error in errors if not math.isnan(error)] or [math.nan]
         least, most, diverged = min(sound), max(sound), sum(math.isnan(error) for error in errors)
-        mean, deviation = statistics.fmean(sound), statistics.pstdev(sound)
+        mean = statistics.fmean(sound)
+        deviation = math.sqrt(statistics.fmean((error - mean) ** 2 for error in sound))
         summaries.append(Summary(name, n, len(errors), mean, deviation, least, most, diverged))
     return summaries
 

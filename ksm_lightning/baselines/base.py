@@ -30,6 +30,18 @@ class FeatureMap(ABC):
         self.kernel = kernel
         self.n_components = n_components
         self.seed = seed
+        self._in_features: int | None = None
+
+    @property
+    def in_features_(self) -> int:
+        """Features m of the points it was fitted to.
+
+        Raises:
+            ValueError: If it was not.
+        """
+        if self._in_features is None:
+            raise ValueError(f"This {type(self).__name__} is not fitted: call `fit` with points first.")
+        return self._in_features
 
     @torch.no_grad()
     def fit(self, x: Tensor) -> Self:
@@ -47,9 +59,10 @@ class FeatureMap(ABC):
             )
         if not bool(x.isfinite().all()):
             raise ValueError(f"{type(self).__name__} cannot be fitted to points that hold NaN or infinity.")
-        self.in_features_ = x.shape[1]
+        self._in_features = None  # a fit that fails leaves nothing to transform with
         with full_precision(x.device):
             self._fit(x, torch.Generator().manual_seed(self.seed))
+        self._in_features = x.shape[1]
         return self
 
     @torch.no_grad()
@@ -59,8 +72,6 @@ class FeatureMap(ABC):
         Raises:
             ValueError: If there was no :meth:`fit`, or the points have another number of features.
         """
-        if not hasattr(self, "in_features_"):
-            raise ValueError(f"This {type(self).__name__} is not fitted: call `fit` with points first.")
         if x.dim() != 2 or x.shape[1] != self.in_features_:
             raise ValueError(
                 f"{type(self).__name__} was fitted to points of {self.in_features_} features, got shape "

@@ -167,8 +167,11 @@ def gradient_optimised(
         max_iterations: Iterations of L-BFGS.
     """
     sample = uniform(kernel, x, max(_POINTS_AT_LEAST, _POINTS_PER_LANDMARK * count), generator).double()
-    W = pivoted_cholesky(kernel, sample, count, generator).clone().requires_grad_()
+    W = pivoted_cholesky(kernel, sample, count, generator)
     total = kernel.diag(sample).sum()
+    if not bool(total > 0):
+        return W.to(x.dtype)  # there is nothing to explain
+    W = W.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
         [W], max_iter=max_iterations, history_size=20, line_search_fn="strong_wolfe",
         tolerance_grad=1e-12, tolerance_change=1e-12,

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ksm_lightning import functional
 from ksm_lightning.baselines.base import FeatureMap
 from ksm_lightning.baselines.fourier import RandomFourier
 from ksm_lightning.initialisation import NormalInit
@@ -65,7 +66,8 @@ class SimilarityMatching(FeatureMap):
             init=None if self.init_scale is None else NormalInit(self.init_scale),
             batch_size=self.batch_size, seed=self.seed, progress=self.progress,
         )  # fmt: skip
-        if not all(bool(parameter.isfinite().all()) for parameter in self.network_.parameters()):
+        factor = functional.factorise(self.network_.L, self.network_.ridge)  # NaN where no response exists
+        if not all(bool(value.isfinite().all()) for value in (*self.network_.parameters(), factor)):
             raise FloatingPointError(
                 f"The network of {self.n_components} neurons diverged: leave out `phases`, whose rates are too large "
                 "here, or lower them."
@@ -74,7 +76,12 @@ class SimilarityMatching(FeatureMap):
         self._reader = make_reader(self.network_, self.readout, x)
 
     def features(self, x: Tensor, readout: str) -> Tensor:
-        """Features (samples, n) by another readout of the fitted network."""
+        """Features (samples, n) by another readout of the fitted network.
+
+        Raises:
+            ValueError: If there was no :meth:`fit`, or there is no such readout.
+        """
+        assert self.in_features_
         read = make_reader(self.network_, readout, self._sample)
         return torch.cat([read(part) for part in torch.split(x, 4096)])
 

@@ -48,8 +48,8 @@ def compare(
             the kernel allows unless given, but for linear, which matches x . x whatever the kernel.
         seeds: Runs of each method that depends on chance, averaged.
         updates: Updates of each network's adaptive schedule; 5,000 unless given.
-        phases: Phases of rates for the networks instead, or paper_half_moons or paper_mnist.
-        init_scale: Start networks at so many times N(0, 1) instead of at data points.
+        phases: Phases of rates for this package's network instead, or paper_half_moons or paper_mnist.
+        init_scale: Start that network at so many times N(0, 1) instead of at data points.
         fourier_features: Random features below each neuron of neural_fourier; 1 is the paper's case.
         max_points: The error is that of all pairs of so many random points at most; kernel PCA is fitted to these.
         fit_points: The other methods are fitted to so many random points at most.
@@ -66,6 +66,10 @@ def compare(
     data.prepare_data()
     points = data.train_points
     x = points.take(random_subset(len(points), fit_points)).to(place)
+    comparison = Comparison(
+        similarity, x, Path(out), sizes, methods, range(seeds), max_points, updates, phases, init_scale,
+        fourier_features,
+    )  # fmt: skip
     with tqdm(unit="n", disable=not progress, bar_format="{percentage:3.0f}% |{bar:20}| {elapsed} {desc}") as bar:
 
         def watch(text: str, done: int, total: int) -> None:
@@ -73,10 +77,7 @@ def compare(
             bar.set_description_str(text, refresh=False)
             bar.update(done - bar.n)
 
-        comparison = Comparison(
-            similarity, x, Path(out), sizes, methods, range(seeds), max_points, updates, phases, init_scale,
-            fourier_features, watch,
-        )  # fmt: skip
+        comparison.watch = watch
         summaries = summarise(comparison.run())
         watch("done", int(bar.total or 1), int(bar.total or 1))
     chosen = [entry for entry in summaries if entry.n in set(sizes)]
