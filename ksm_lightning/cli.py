@@ -88,7 +88,8 @@ class KSMArgumentParser(LightningArgumentParser):
         sentence = _in_one_line(union[1] if union else message).rstrip(".")
         if union and key:
             sentence = f"{key[1]}: {sentence}"
-        raise UserError(sentence if "--help" in sentence else f"{sentence}; see ksm --help.") from ex
+        command = self.prog.replace(" [options]", "")
+        raise UserError(sentence if "--help" in sentence else f"{sentence}; see {command} --help.") from ex
 
 
 def _run_own_command(name: str, args: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ import runpy
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT
@@ -31,14 +32,89 @@ def run(script: str, *arguments: str) -> int:
     return 0
 
 
+REPRODUCE = ROOT / "scripts" / "reproduce"
+FIGURES = [path.stem for path in sorted(REPRODUCE.glob("*.py")) if "SCRIPT = " in path.read_text()]
+
+
 @pytest.mark.parametrize(
-    "script", ["probe_table.py", "benchmark/evaluation.py", "benchmark/update.py", "stress/run.py"]
+    "script",
+    [
+        "probe_table.py",
+        "benchmark/evaluation.py",
+        "benchmark/update.py",
+        "stress/run.py",
+        *(f"reproduce/{name}.py" for name in ["run", *FIGURES]),
+    ],
 )
 def test_help_explains(script, capsys):
     assert run(script, "--help") == 0
     text = capsys.readouterr().out
     assert "usage:" in text
-    assert ".venv/bin/python scripts/" in text
+    assert f"scripts/{script.replace('run.py', 'all') if 'reproduce' in script else script}" in text
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Results of the figure scripts go to a folder of the test."""
+    monkeypatch.syspath_prepend(str(REPRODUCE))
+    import figure_script
+
+    monkeypatch.setattr(figure_script, "ROOT", tmp_path)
+    return tmp_path / "runs" / "reproduce_quick"
+
+
+def test_a_figure_is_computed_to_a_file_and_drawn_from_it(elsewhere, capsys):
+    assert run("reproduce/half_moons_overview.py", "--quick") == 0
+    said = capsys.readouterr().out
+    assert "- the features tile the input space:" in said
+    results, picture = elsewhere / "half_moons_overview.npz", elsewhere / "figures" / "half_moons_overview.png"
+    with np.load(results) as file:
+        assert file["W"].shape == (16, 2)
+        assert file["y"].shape == (1600, 16)
+    written = results.stat().st_mtime_ns
+    picture.unlink()
+    assert run("reproduce/half_moons_overview.py", "--quick") == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert results.stat().st_mtime_ns == written, "nothing was computed again"
+    assert run("reproduce/half_moons_overview.py", "--quick", "--again") == 0
+    assert results.stat().st_mtime_ns > written
+
+
+def test_the_report_has_a_section_for_every_figure():
+    text = (REPRODUCE / "REPORT.md").read_text()
+    for name in FIGURES:
+        assert f"(figures/{name}.png)" in text
+        assert (REPRODUCE / "figures" / f"{name}.png").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.mnist
+def test_everything_is_reproduced_in_small_and_goes_on_where_it_stopped(elsewhere, capsys):
+    assert run("reproduce/run.py", "--quick") == 0
+    report = (elsewhere / "REPORT.md").read_text()
+    rows = [line for line in report.splitlines() if line.startswith("| ") and "---" not in line]
+    assert len(rows) > 30
+    assert all(line.count(" | ") == 3 for line in rows)
+    for name in FIGURES:
+        assert (elsewhere / "figures" / f"{name}.png").is_file()
+        assert f"(figures/{name}.png)" in report
+    assert f"{len(FIGURES)} figures, {len(FIGURES)} to compute" in capsys.readouterr().out
+    (elsewhere / "mnist_spectra.npz").unlink()
+    assert run("reproduce/run.py", "--quick") == 0
+    said = capsys.readouterr().out
+    assert f"{len(FIGURES)} figures, 1 to compute" in said
+    assert said.count("computed before") == len(FIGURES) - 1
+    assert (elsewhere / "REPORT.md").read_text() == report
+
+
+def test_without_mnist_its_figures_are_left_out(elsewhere, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("KSM_DATA_DIR", str(tmp_path))
+    assert run("reproduce/run.py", "--quick", "--only", "mnist_weights", "half_moons_overview") == 0
+    said = capsys.readouterr().out
+    assert "MNIST is not there" in said
+    assert "1 figures, 1 to compute" in said
+    assert "No report was written" in said
+    assert not (elsewhere / "REPORT.md").exists()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +149,7 @@ def test_the_plain_loop_of_the_benchmark_is_the_papers_algorithm(monkeypatch):
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("script", ["setup", "demo", "test", "../.ci/run"])
+@pytest.mark.parametrize("script", ["setup", "demo", "test", "reproduce/all", "../.ci/run"])
 def test_shell_scripts_are_valid_and_executable(script):
     path = ROOT / "scripts" / script
     assert path.stat().st_mode & 0o111

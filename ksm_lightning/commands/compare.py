@@ -62,6 +62,8 @@ def compare(
     if max_points < 2 or fit_points < 2:
         raise ValueError(f"`max_points` and `fit_points` must be at least 2, got {max_points} and {fit_points}.")
     similarity = make_kernel(kernel, **(kernel_params or {}))
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"There is no CUDA device here for --device={device}: leave it out, or say cpu.")
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     data.prepare_data()
     points = data.train_points

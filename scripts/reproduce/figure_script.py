@@ -1,0 +1,190 @@
+"""What the figure scripts share: results in files, pictures drawn from them, claims of the paper with our numbers."""
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from ksm_lightning import figures
+from ksm_lightning.comparison import Comparison
+from ksm_lightning.data import CroppedMNISTDataModule
+from ksm_lightning.files import draft_of, write_png
+from ksm_lightning.kernels import Kernel
+from ksm_lightning.tables import METHODS, Summary, summarise
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURES = Path(__file__).parent / "figures"
+# The authors' released notebook trains with these; the paper's text says 10,000 and 5,000 after the warm-up.
+MNIST_PHASES = [
+    {"updates": 1000, "eta_w": 0.01, "eta_q": 0.0, "eta_l": 0.1, "kernel_params": {"alpha": 1}},
+    {"updates": 5000, "eta_w": 0.001, "eta_q": 0.0, "eta_l": 0.01},
+    {"updates": 5000, "eta_w": 0.0001, "eta_q": 0.0, "eta_l": 0.001},
+]
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run keeps its results, and how large it is."""
+
+    quick: bool = False
+    """A small version of everything, which shows that it works and nothing else."""
+
+    @property
+    def folder(self) -> Path:
+        """Results, which are not computed twice."""
+        return ROOT / "runs" / ("reproduce_quick" if self.quick else "reproduce")
+
+    @property
+    def pictures(self) -> Path:
+        """Figures; those of a quick run stay out of the repository."""
+        return self.folder / "figures" if self.quick else PICTURES
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A measurable sentence of the paper beside what was measured here."""
+
+    words: str
+    """The paper's, in short."""
+    ours: str
+    """Our numbers."""
+    holds: bool | None
+    """None where it holds in part."""
+    why: str = ""
+    """Where it does not hold, the reason; else what is worth knowing."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """One figure of the paper."""
+
+    name: str
+    compute: Callable[[Place], Arrays]
+    draw: Callable[[Arrays], dict[str, Figure]]
+    claims: Callable[[Arrays], list[Claim]]
+    minutes: float
+    """On two cores, after what other scripts have trained already."""
+    needs_mnist: bool = False
+
+    def path(self, place: Place) -> Path:
+        """The file with its results."""
+        return place.folder / f"{self.name}.npz"
+
+    def run(self, place: Place) -> Arrays:
+        """Compute what is not in a file yet, then draw; returns the results."""
+        path = self.path(place)
+        if not path.exists():
+            save(path, self.compute(place))
+        arrays = load(path)
+        for name, figure in self.draw(arrays).items():
+            picture = place.pictures / f"{name}.png"
+            write_png(picture, figures.render(figure))
+            print(f"Figure: {picture}")
+        return arrays
+
+    def main(self) -> None:
+        """The command line of the script."""
+        doc = inspect.getdoc(sys.modules["__main__"]) or ""
+        parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--quick", action="store_true", help="a small version; its figures go to runs/")
+        parser.add_argument("--again", action="store_true", help="compute again what is in a file already")
+        options = parser.parse_args()
+        place = Place(options.quick)
+        try:
+            if options.again:
+                self.path(place).unlink(missing_ok=True)
+            arrays = self.run(place)
+        except (ValueError, OSError) as error:
+            sys.exit(f"{self.name}: error: {' '.join(str(error).split())}")
+        for claim in self.claims(arrays):
+            verdict = {True: "holds", False: "does not hold", None: "holds in part"}[claim.holds]
+            print(f"- {claim.words}: {claim.ours} ({verdict})")
+
+
+def save(path: Path, arrays: Arrays) -> None:
+    """Results of a computation, whole or not at all."""
+    with draft_of(path) as draft, draft.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def load(path: Path) -> Arrays:
+    """What :func:`save` wrote."""
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}
+
+
+def mnist(place: Place) -> CroppedMNISTDataModule:
+    """The digits, all 70,000 of them for the representation."""
+    return CroppedMNISTDataModule()
+
+
+def mnist_points(place: Place) -> torch.Tensor:
+    """Standardised digits (samples, 400); some of them in a quick run."""
+    x = mnist(place).train_points.data
+    assert isinstance(x, torch.Tensor)
+    return x[:: len(x) // 1500] if place.quick else x
+
+
+def run_comparison(
+    place: Place, name: str, kernel: Kernel, x: torch.Tensor, sizes: Sequence[int], **options: Any
+) -> Arrays:  # fmt: skip
+    """A comparison in a folder of its own, which goes on where it stopped, as arrays ``name/method/n``."""
+    with tqdm(desc=name, unit="n") as bar:
+
+        def watch(text: str, done: int, total: int) -> None:
+            bar.total = total
+            bar.set_postfix_str(text, refresh=False)
+            bar.update(done - bar.n)
+
+        rows = Comparison(kernel, x, place.folder / name, sizes, watch=watch, **options).run()
+    return {f"{name}/{entry.method}/{entry.n}": np.array(entry[2:], dtype=float) for entry in summarise(rows)}
+
+
+def entries_of(arrays: Arrays, name: str) -> dict[str, dict[int, Summary]]:
+    """Summaries of a comparison by method and n."""
+    found: dict[str, dict[int, Summary]] = {}
+    for key, values in arrays.items():
+        its_name, _, rest = key.partition("/")
+        if its_name == name:
+            method, _, n = rest.partition("/")
+            seeds, mean, deviation, least, most, diverged = values.tolist()
+            entry = Summary(method, int(n), int(seeds), mean, deviation, least, most, int(diverged))
+            found.setdefault(method, {})[int(n)] = entry
+    return found
+
+
+def curves_of(arrays: Arrays, name: str, methods: Sequence[str] = tuple(METHODS)) -> dict[str, figures.Curve]:
+    """The same as curves to draw."""
+    found = entries_of(arrays, name)
+    return {method: figures.curve(list(found[method].values())) for method in methods if method in found}
+
+
+def percent(value: float) -> str:
+    """A share, for people."""
+    return f"{100 * value:.1f} %"
+
+
+def panel_letter(axes: Any, letter: str) -> None:
+    """The paper's letter of a panel, at its upper left."""
+    axes.set_title(f"({letter})", loc="left", fontsize=11, fontweight="bold")
+
+
+def image_rows(images: dict[str, np.ndarray], title: str) -> Figure:
+    """Vectors as small square images, a block of them for each name, side by side."""
+    figure = figures.new_figure(4 * len(images), 3.6, columns=len(images))
+    figure.subplots_adjust(0.01, 0.01, 0.99, 0.84, wspace=0.04)
+    for place, (name, vectors) in enumerate(images.items(), start=1):
+        side = round(vectors.shape[1] ** 0.5)
+        axes = figure.add_subplot(1, len(images), place)
+        figures.image_grid_panel(axes, vectors, (side, side), name)
+    figure.suptitle(title)
+    return figure
