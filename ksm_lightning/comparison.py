@@ -93,6 +93,12 @@ class Comparison:
                 f"`sizes` must lie between 1 and the number of points compared, {len(self.scored)}, got "
                 f"{list(self.sizes)}."
             )
+        largest = float(self.kernel.diag(self.scored.double()).max())
+        if not largest**2 * len(self.scored) < torch.finfo(self.x.dtype).max:
+            raise ValueError(
+                f"Similarities up to {largest:.1e} are beyond the range of {self.x.dtype}: scale the data "
+                "(--data.scaling=global or feature), or the kernel."
+            )
         # What a fit would refuse is refused before there is a folder.
         make_schedule(self.phases, self.updates)
         if self.init_scale is not None:
@@ -113,7 +119,7 @@ class Comparison:
         identity = {
             "kernel": repr(self.kernel),
             "points": list(self.x.shape),
-            "checksum": hashlib.sha256(np.ascontiguousarray(self.x.cpu().numpy()).tobytes()).hexdigest()[:16],
+            "data": hashlib.sha256(np.ascontiguousarray(self.x.cpu().numpy()).tobytes()).hexdigest()[:16],
             "max_points": self.max_points,
             "updates": self.updates,
             "phases": self.phases if isinstance(self.phases, str) else _plain(self.phases),
@@ -126,9 +132,9 @@ class Comparison:
             differing = [name for name in identity if found.get(name) != identity[name]]
             if differing:
                 name = differing[0]
+                what = "of other data" if name == "data" else f"with {name}={found.get(name)}, not {identity[name]}"
                 raise ValueError(
-                    f"The folder {self.folder} holds a comparison with {name}={found.get(name)}, not "
-                    f"{identity[name]}: choose another folder, or remove that one."
+                    f"The folder {self.folder} holds a comparison {what}: choose another folder, or remove that one."
                 )
             self.rows = read_rows(self.table_path) if self.table_path.exists() else []
         elif self.folder.exists() and any(self.folder.iterdir()):
@@ -192,7 +198,8 @@ class Comparison:
                 features = {key: network.features(self.scored, readout) for key, readout in _READOUTS.items()}
             else:
                 features = {name: self._features(name, n, seed)}
-        except FloatingPointError:
+        # The others can still be compared.
+        except (FloatingPointError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
             features = dict.fromkeys(_READOUTS if name in _READOUTS else [name])
         seconds = time.perf_counter() - started
         for key, y in features.items():

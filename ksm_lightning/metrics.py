@@ -58,8 +58,12 @@ def _sum_of_squares(matrix: Tensor) -> Tensor:
 
 
 def nrmse_from_sums(sums: Tensor) -> Tensor:
-    """Errors (number of representations,) from what :func:`kernel_squared_errors` gives; 0 where nothing differs."""
-    return torch.where(sums[1:] == 0, 0.0, sums[1:] / sums[0]).sqrt()
+    """Errors (number of representations,) from what :func:`kernel_squared_errors` gives; 0 where nothing differs.
+
+    NaN where features are, and where similarities are beyond the range of their dtype.
+    """
+    errors = torch.where(sums[1:] == 0, 0.0, sums[1:] / sums[0]).sqrt()
+    return torch.where(sums[0].isfinite(), errors, torch.nan)
 
 
 def kernel_nrmse(kernel: Kernel, x: Tensor, *representations: Tensor, tile: int = _TILE) -> Tensor:

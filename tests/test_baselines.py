@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -18,9 +19,18 @@ from torch.testing import assert_close
 import references
 from ksm_lightning import learning
 from ksm_lightning.baselines import LANDMARK_CHOICES, KernelPCA, Nystroem, RandomFourier, kernel_pca, landmarks
+from ksm_lightning.baselines.base import robust_cholesky
 from ksm_lightning.baselines.networks import LinearSimilarityMatching, NeuralFourier, SimilarityMatching
 from ksm_lightning.exact import solve_inner
-from ksm_lightning.kernels import GaussianKernel, LinearKernel, PolynomialKernel, PowerCosineKernel, make_kernel
+from ksm_lightning.kernels import (
+    ArcCosineKernel,
+    GaussianKernel,
+    LaplacianKernel,
+    LinearKernel,
+    PolynomialKernel,
+    PowerCosineKernel,
+    make_kernel,
+)
 from ksm_lightning.metrics import kernel_nrmse
 from ksm_lightning.readout import READOUTS, read_out
 from ksm_lightning.schedule import AdaptiveSchedule, Phase, Schedule
@@ -353,7 +363,7 @@ def test_training_ends_with_the_exact_L_where_it_should(moons, schedule, asked):
 MISTAKES = {
     "no component": (lambda x: KernelPCA(LinearKernel(), 0).fit(x), "`n_components` must be at least 1, got 0"),
     "NaN": (lambda x: RandomFourier(GaussianKernel(), 2).fit(x * torch.nan), "points that hold NaN or infinity"),
-    "empty": (lambda x: KernelPCA(LinearKernel(), 2).fit(x[:0]), r"of shape \(samples, features\), got .*\(0, 3\)"),
+    "empty": (lambda x: KernelPCA(LinearKernel(), 2).fit(x[:0]), r"needs points to be fitted to, got .*\(0, 3\)"),
     "integers": (lambda x: KernelPCA(LinearKernel(), 2).fit(x.long()), "floating-point numbers .*, got torch.int64"),
     "other features": (
         lambda x: KernelPCA(LinearKernel(), 2).fit(x).transform(x[:, :2]), r"points of 3 features, got shape \(40, 2\)"
@@ -397,3 +407,36 @@ def test_features_of_new_points_stay_on_the_device(kernel):
         vars(found).update(learned, _in_features=4)
         y = found.transform(on_cuda(10, 4))
         assert (y.shape, y.device, y.dtype) == ((10, 6), CUDA, torch.float32)
+
+
+def test_kernels_that_are_rounded_coarsely_are_still_kernels():
+    """A root or an arc cosine near 0 leaves more rounding than the dtype's precision."""
+    x = torch.linspace(0, 1, 400)[:, None]
+    found = KernelPCA(LaplacianKernel(1.0), 300, solver="randomised").fit_transform(x)
+    assert float(kernel_nrmse(LaplacianKernel(1.0), x, found)) < 1e-3
+    line = torch.arange(1.0, 61.0)[:, None] * torch.tensor([[1.0, 2.0]])  # two directions of the same angle
+    for order in (0, 1):
+        for choice in ("leverage", "gradient", "cholesky"):
+            y = Nystroem(ArcCosineKernel(order), 10, landmarks=choice).fit_transform(line)
+            assert float(kernel_nrmse(ArcCosineKernel(order), line, y)) < 1e-3
+
+
+def test_a_matrix_that_is_no_kernels_is_refused():
+    with pytest.raises(ValueError, match="not positive semi-definite"):
+        robust_cholesky(-torch.eye(3))
+    with pytest.raises(ValueError, match="not finite"):
+        robust_cholesky(torch.full((3, 3), torch.nan))
+
+
+def test_fitted_maps_can_be_pickled():
+    x = torch.randn(60, 3)
+    kernel = GaussianKernel(1.0)
+    for found in (
+        KernelPCA(kernel, 4),
+        Nystroem(kernel, 4),
+        RandomFourier(kernel, 4),
+        SimilarityMatching(kernel, 4, updates=20, readout="least_squares"),
+        NeuralFourier(kernel, 4, updates=20),
+    ):
+        y = found.fit(x).transform(x)
+        assert torch.equal(pickle.loads(pickle.dumps(found)).transform(x), y)

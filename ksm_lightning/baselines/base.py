@@ -23,10 +23,9 @@ class FeatureMap(ABC):
         seed: Seed of a random stream of its own; the same seed and points give the same features.
     """
 
-    is_random = True
-    """Whether another seed gives other features."""
-
     def __init__(self, kernel: Kernel, n_components: int, *, seed: int = 0) -> None:
+        if not isinstance(kernel, Kernel):
+            raise ValueError(f"`kernel` must be a Kernel, such as make_kernel('gaussian', sigma=1.0), got {kernel!r}.")
         self.kernel = kernel
         self.n_components = n_components
         self.seed = seed
@@ -52,11 +51,9 @@ class FeatureMap(ABC):
         """
         if self.n_components < 1:
             raise ValueError(f"`n_components` must be at least 1, got {self.n_components}.")
-        if x.dim() != 2 or x.numel() == 0 or not x.is_floating_point():
-            raise ValueError(
-                f"{type(self).__name__} is fitted to floating-point numbers of shape (samples, features), got "
-                f"{x.dtype} of shape {tuple(x.shape)}."
-            )
+        self._check_points(x)
+        if x.numel() == 0:
+            raise ValueError(f"{type(self).__name__} needs points to be fitted to, got the shape {tuple(x.shape)}.")
         if not bool(x.isfinite().all()):
             raise ValueError(f"{type(self).__name__} cannot be fitted to points that hold NaN or infinity.")
         self._in_features = None  # a fit that fails leaves nothing to transform with
@@ -72,14 +69,27 @@ class FeatureMap(ABC):
         Raises:
             ValueError: If there was no :meth:`fit`, or the points have another number of features.
         """
-        if x.dim() != 2 or x.shape[1] != self.in_features_:
+        self._check_new_points(x)
+        with full_precision(x.device):
+            blocks = [self._features(part).to(x.dtype) for part in torch.split(x, _BLOCK)]
+        return torch.cat(blocks)
+
+    def _check_points(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{type(self).__name__} takes torch tensors: make one with torch.as_tensor.")
+        if x.dim() != 2 or not x.is_floating_point():
+            raise ValueError(
+                f"{type(self).__name__} takes floating-point numbers of shape (samples, features), got {x.dtype} of "
+                f"shape {tuple(x.shape)}."
+            )
+
+    def _check_new_points(self, x: Tensor) -> None:
+        self._check_points(x)
+        if x.shape[1] != self.in_features_:
             raise ValueError(
                 f"{type(self).__name__} was fitted to points of {self.in_features_} features, got shape "
                 f"{tuple(x.shape)}."
             )
-        with full_precision(x.device):
-            blocks = [self._features(part).to(x.dtype) for part in torch.split(x, _BLOCK)]
-        return torch.cat(blocks)
 
     def fit_transform(self, x: Tensor) -> Tensor:
         """:meth:`fit`, then the features of the same points."""
@@ -105,3 +115,26 @@ def check_enough(method: str, n_components: int, samples: int) -> None:
     """
     if n_components > samples:
         raise ValueError(f"{method} needs at least as many points as features: {n_components} of {samples} points.")
+
+
+def robust_cholesky(matrix: Tensor) -> Tensor:
+    """Lower Cholesky factor (n, n) of a kernel matrix, with as little added to its diagonal as rounding needs.
+
+    Kernels with a root or an arc cosine near 0 are rounded by far more than the dtype's precision.
+
+    Raises:
+        ValueError: If the matrix is not finite, or no rounding explains that it has no factor.
+    """
+    scale = matrix.diagonal().abs().mean()
+    for exponent in (None, *range(-15, -2)):
+        shifted = matrix.clone()
+        if exponent is not None:
+            shifted.diagonal().add_(10.0**exponent * scale)
+        factor: Tensor
+        factor, info = torch.linalg.cholesky_ex(shifted)
+        if not int(info) and bool(factor.isfinite().all()):
+            return factor
+    raise ValueError(
+        "The kernel matrix cannot be factorised: its values are not finite (scale the data), or the kernel is not "
+        "positive semi-definite."
+    )

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ksm_lightning.baselines.base import FeatureMap, check_enough
+from ksm_lightning.baselines.base import FeatureMap, check_enough, robust_cholesky
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.metrics import symmetric_tiles
 
@@ -48,9 +48,7 @@ def leading_eigenpairs(
     shift = torch.finfo(Z.dtype).eps * float(torch.linalg.vector_norm(Z))
     Z.add_(basis, alpha=shift)
     middle = _inner(basis, Z)
-    factor, info = torch.linalg.cholesky_ex((middle + middle.mT) / 2)
-    if int(info):
-        raise ValueError("The matrix is not positive semi-definite: this is no kernel, or its values are not finite.")
+    factor = robust_cholesky((middle + middle.mT) / 2)
     root = torch.linalg.solve_triangular(factor, Z.double().mT, upper=False).mT  # (samples, q); F is near root root^T
     values, axes = torch.linalg.eigh(root.mT @ root)
     values, axes = values.flip(0)[:count], axes.flip(1)[:, :count]
@@ -91,8 +89,6 @@ class KernelPCA(FeatureMap):
         tensor([9.], dtype=torch.float64)
     """
 
-    is_random = False
-
     def __init__(
         self,
         kernel: Kernel,
@@ -102,12 +98,16 @@ class KernelPCA(FeatureMap):
         oversampling: int = 256,
         power_iterations: int = 4,
         most_bytes: int = 2**30,
-        progress: Callable[[float], object] = lambda share: None,
+        progress: Callable[[float], object] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(kernel, n_components, seed=seed)
         if solver not in ("auto", "exact", "randomised"):
             raise ValueError(f"`solver` must be 'auto', 'exact' or 'randomised', got {solver!r}.")
+        if oversampling < 0 or power_iterations < 0:
+            raise ValueError(
+                f"`oversampling` and `power_iterations` cannot be negative, got {oversampling} and {power_iterations}."
+            )
         self.solver = solver
         self.oversampling = oversampling
         self.power_iterations = power_iterations
@@ -157,7 +157,9 @@ class KernelPCA(FeatureMap):
 class _TiledProduct:
     """``v -> F v`` that holds a tile of F at a time, each computed once for both of its places."""
 
-    def __init__(self, kernel: Kernel, x: Tensor, products: int, progress: Callable[[float], object]) -> None:
+    def __init__(
+        self, kernel: Kernel, x: Tensor, products: int, progress: Callable[[float], object] | None
+    ) -> None:  # fmt: skip
         self.kernel, self.x, self.progress = kernel, x, progress
         self.done, self.total = 0, products * sum(1 for _ in symmetric_tiles(len(x), _TILE))
 
@@ -169,5 +171,6 @@ class _TiledProduct:
             if weight == 2:
                 result[columns].addmm_(F.mT, v[rows])
             self.done += 1
-            self.progress(self.done / self.total)
+            if self.progress is not None:
+                self.progress(self.done / self.total)
         return result

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ksm_lightning.baselines.base import robust_cholesky
 from ksm_lightning.clustering import kmeans
 from ksm_lightning.kernels import Kernel
 
@@ -64,7 +65,7 @@ def pivoted_cholesky(kernel: Kernel, x: Tensor, count: int, generator: torch.Gen
             residual[candidates] = 0.0  # rounding only
             continue
         columns = kernel(points, points[accepted]) - factor[:, :done] @ factor[accepted, :done].mT
-        lower = torch.linalg.cholesky(columns[accepted])
+        lower = robust_cholesky(columns[accepted])
         columns = torch.linalg.solve_triangular(lower, columns.mT, upper=False).mT
         factor[:, done : done + len(accepted)] = columns
         residual = (residual - columns.square().sum(1)).clamp_(min=0).index_fill_(0, accepted, 0.0)
@@ -128,7 +129,7 @@ def _ridge_leverage(
     tail = eigenvalues[: max(0, len(eigenvalues) - rank)].sum() / rank
     ridge = tail.clamp(min=_ROUNDING * eigenvalues[-1].clamp(min=torch.finfo(torch.float64).tiny))
     S.diagonal().add_(ridge)
-    factor = torch.linalg.cholesky(S)
+    factor = robust_cholesky(S)
     scores = []
     for part in torch.split(members, 8192):
         points = x[part.to(x.device)].double()
@@ -194,7 +195,7 @@ def _unexplained(kernel: Kernel, x: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     B, pull_own = kernel.value_and_pullback(W, W)
     jitter = 1e-9 * B.diagonal().mean()
     B.diagonal().add_(jitter)
-    V = torch.cholesky_solve(A.mT, torch.linalg.cholesky(B))  # (n, samples)
+    V = torch.cholesky_solve(A.mT, robust_cholesky(B))  # (n, samples)
     explained = (A.mT * V).sum()
     # d tr(A B^-1 A^T) = 2 tr(V dA) - tr(V V^T dB), and dB has a w_i in its row and in its column.
     gradient = -2 * pull(V.mT) + 2 * pull_own(V @ V.mT)

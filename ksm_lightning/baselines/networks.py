@@ -12,7 +12,7 @@ from ksm_lightning.baselines.fourier import RandomFourier
 from ksm_lightning.initialisation import NormalInit
 from ksm_lightning.kernels import Kernel, LinearKernel
 from ksm_lightning.learning import train
-from ksm_lightning.readout import Readout, check_readout, make_reader
+from ksm_lightning.readout import Readout, check_readout, landmark_features, readout_matrix
 from ksm_lightning.schedule import PaperSchedule, Phase, make_schedule
 
 Phases = Sequence[Phase | Mapping[str, Any]] | PaperSchedule
@@ -49,11 +49,12 @@ class SimilarityMatching(FeatureMap):
         phases: Phases | None = None,
         init_scale: float | None = None,
         batch_size: int = 64,
-        progress: Callable[[int], object] = lambda updates: None,
+        progress: Callable[[int], object] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(kernel, n_components, seed=seed)
         self.readout = check_readout(readout)
+        make_schedule(phases, updates)  # refuses what is impossible now, and not only in `fit`
         self.updates = updates
         self.phases = phases
         self.init_scale = init_scale
@@ -64,7 +65,7 @@ class SimilarityMatching(FeatureMap):
         self.network_ = train(
             self.kernel, x, self.n_components, make_schedule(self.phases, self.updates),
             init=None if self.init_scale is None else NormalInit(self.init_scale),
-            batch_size=self.batch_size, seed=self.seed, progress=self.progress,
+            batch_size=self.batch_size, seed=self.seed, progress=self.progress or (lambda updates: None),
         )  # fmt: skip
         factor = functional.factorise(self.network_.L, self.network_.ridge)  # NaN where no response exists
         if not all(bool(value.isfinite().all()) for value in (*self.network_.parameters(), factor)):
@@ -73,20 +74,29 @@ class SimilarityMatching(FeatureMap):
                 "here, or lower them."
             )
         self._sample = x
-        self._reader = make_reader(self.network_, self.readout, x)
+        self._matrices: dict[str, Tensor] = {}
 
+    @torch.no_grad()
     def features(self, x: Tensor, readout: str) -> Tensor:
-        """Features (samples, n) by another readout of the fitted network.
+        """Features (samples, n) by any readout of the fitted network, in the dtype of the points.
 
         Raises:
             ValueError: If there was no :meth:`fit`, or there is no such readout.
         """
-        assert self.in_features_
-        read = make_reader(self.network_, readout, self._sample)
-        return torch.cat([read(part) for part in torch.split(x, 4096)])
+        self._check_new_points(x)
+        return torch.cat([self._read(part, check_readout(readout)).to(x.dtype) for part in torch.split(x, 4096)])
+
+    def _read(self, x: Tensor, readout: Readout) -> Tensor:
+        network = self.network_
+        if readout == "neural":
+            y: Tensor = network(x.to(network.W))
+            return y
+        if readout not in self._matrices:
+            self._matrices[readout] = readout_matrix(network, readout, self._sample)
+        return landmark_features(network.kernel, x, network.W.detach().double(), self._matrices[readout])
 
     def _features(self, x: Tensor) -> Tensor:
-        return self._reader(x.to(self.network_.W))
+        return self._read(x, self.readout)
 
 
 class LinearSimilarityMatching(SimilarityMatching):
@@ -119,13 +129,12 @@ class NeuralFourier(FeatureMap):
         self, kernel: Kernel, n_components: int, *, num_features: int | None = None, seed: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(kernel, n_components, seed=seed)
-        self.num_features = num_features
-        self.options = kwargs
+        self.num_features = n_components if num_features is None else num_features
+        self.fourier = RandomFourier(kernel, self.num_features, seed=seed)
+        self.matching = LinearSimilarityMatching(n_components, seed=seed, **kwargs)
 
     def _fit(self, x: Tensor, generator: torch.Generator) -> None:
-        self.fourier_ = RandomFourier(self.kernel, self.num_features or self.n_components, seed=self.seed)
-        features = self.fourier_.fit_transform(x)
-        self.matching_ = LinearSimilarityMatching(self.n_components, seed=self.seed, **self.options).fit(features)
+        self.matching.fit(self.fourier.fit_transform(x))
 
     def _features(self, x: Tensor) -> Tensor:
-        return self.matching_.transform(self.fourier_.transform(x))
+        return self.matching.transform(self.fourier.transform(x))

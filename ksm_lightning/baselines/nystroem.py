@@ -32,7 +32,8 @@ class Nystroem(FeatureMap):
         self, kernel: Kernel, n_components: int, *, landmarks: str | Tensor = "uniform", seed: int = 0
     ) -> None:
         super().__init__(kernel, n_components, seed=seed)
-        if isinstance(landmarks, str) and landmarks not in CHOICES:
+        is_known = landmarks in CHOICES if isinstance(landmarks, str) else isinstance(landmarks, Tensor)
+        if not is_known:
             raise ValueError(
                 f"There is no choice of landmarks {landmarks!r}: it is one of {', '.join(CHOICES)}, or a tensor."
             )
@@ -45,6 +46,8 @@ class Nystroem(FeatureMap):
                     f"Landmarks must have the shape ({self.n_components}, {x.shape[1]}), got "
                     f"{tuple(self.landmarks.shape)}."
                 )
+            if not bool(self.landmarks.isfinite().all()):
+                raise ValueError("Landmarks must be finite, but some are NaN or infinity.")
             W = self.landmarks.detach().to(x.device)
         else:
             check_enough("Nystroem's approximation", self.n_components, len(x))

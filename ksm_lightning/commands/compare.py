@@ -28,7 +28,7 @@ def compare(
     fourier_features: int = 1,
     max_points: int = 10_000,
     fit_points: int = 100_000,
-    out: str = "runs/compare",
+    out: str | None = None,
     device: str = "auto",
     progress: bool = True,
 ) -> None:
@@ -53,7 +53,7 @@ def compare(
         fourier_features: Random features below each neuron of neural_fourier; 1 is the paper's case.
         max_points: The error is that of all pairs of so many random points at most; kernel PCA is fitted to these.
         fit_points: The other methods are fitted to so many random points at most.
-        out: Folder of the results.
+        out: Folder of the results; runs/compare/DATA_KERNEL unless given.
         device: Where to compute: cpu, cuda, or auto for cuda where there is one.
         progress: Whether to show a progress bar.
     """
@@ -68,8 +68,10 @@ def compare(
     data.prepare_data()
     points = data.train_points
     x = points.take(random_subset(len(points), fit_points)).to(place)
+    name = type(data).__name__.removesuffix("DataModule")
+    folder = Path(out) if out is not None else Path("runs") / "compare" / f"{name}_{kernel}"
     comparison = Comparison(
-        similarity, x, Path(out), sizes, methods, range(seeds), max_points, updates, phases, init_scale,
+        similarity, x, folder, sizes, methods, range(seeds), max_points, updates, phases, init_scale,
         fourier_features,
     )  # fmt: skip
     with tqdm(unit="n", disable=not progress, bar_format="{percentage:3.0f}% |{bar:20}| {elapsed} {desc}") as bar:
@@ -83,7 +85,7 @@ def compare(
         summaries = summarise(comparison.run())
         watch("done", int(bar.total or 1), int(bar.total or 1))
     chosen = [entry for entry in summaries if entry.n in set(sizes)]
-    picture = Path(out) / "errors.png"
+    picture = folder / "errors.png"
     draw(summaries, f"{similarity}", picture)
     print(f"NRMSE over all pairs of {len(comparison.scored):,} points, {similarity}, mean and deviation over seeds:\n")
     print(markdown(chosen))
