@@ -160,7 +160,8 @@ def learn(
                 if sample is not None and schedule.relocates_before(number):
                     relocate(network, sample(number))
                     updater.forget()
-                updater.update(place, rates_at(schedule, network.kernel, number, network.num_neurons, block.shape[1]))
+                rates = rates_at(schedule, network.kernel, number, network.num_neurons, block.shape[1])
+                updater.update(place, rates, factorise=schedule.is_settling(number))
                 number += 1
 
 

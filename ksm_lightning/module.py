@@ -378,7 +378,7 @@ class KernelSimilarityMatching(L.LightningModule):
         if self.schedule.relocates_before(update):
             learning.relocate(self.network, self._sample(batches[place], update))
             self.updater.forget()
-        return self.updater.update(place, rates, observe=observe)
+        return self.updater.update(place, rates, observe=observe, factorise=self.schedule.is_settling(update))
 
     def _rates(self, update: int, batch: int) -> Rates:
         network, ranks = self.network, self.updater.ranks

@@ -3,7 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol
+
+# Updates that L takes to follow a change of the kernel, when responses can be thousands of times too large.
+_SETTLING = 50
 
 PaperSchedule = Literal["paper_half_moons", "paper_mnist"]
 
@@ -37,6 +41,8 @@ class LearningSchedule(Protocol):
     def kernel_params(self, update: int) -> dict[str, float]: ...
 
     def relocates_before(self, update: int) -> bool: ...
+
+    def is_settling(self, update: int) -> bool: ...
 
     def constant_until(self, update: int) -> float: ...
 
@@ -101,6 +107,11 @@ class Schedule:
         for phase in self.phases:
             ends.append(phase.updates + (ends[-1] if ends else 0))
         self._ends = tuple(ends)
+        # Updates at which the kernel changes.
+        self._changes = tuple(
+            end for end, (old, new) in zip(ends, pairwise(self.phases), strict=False)
+            if old.kernel_params != new.kernel_params
+        )  # fmt: skip
 
     @property
     def total_updates(self) -> int:
@@ -125,6 +136,10 @@ class Schedule:
     def relocates_before(self, update: int) -> bool:
         """Never: the phases are the paper's rules and nothing else."""
         return False
+
+    def is_settling(self, update: int) -> bool:
+        """Whether the kernel has changed a moment ago, so that L is not yet what it should be."""
+        return any(start <= update < start + _SETTLING for start in self._changes)
 
     def constant_until(self, update: int) -> float:
         """The first later update at which rates or kernel parameters may differ: the end of the phase."""
@@ -217,6 +232,10 @@ class AdaptiveSchedule:
     def relocates_before(self, update: int) -> bool:
         """Whether landmarks that explain nothing are moved before the update with this number."""
         return update in self._relocations
+
+    def is_settling(self, update: int) -> bool:
+        """Never: the kernel stays."""
+        return False
 
     def constant_until(self, update: int) -> float:
         """The first later update at which the steps may differ."""

@@ -180,13 +180,21 @@ class Updater:
 
     # ------------------------------------------------------------------ one update
 
-    def update(self, place: int, rates: Rates, *, observe: bool = False) -> Observation | None:
-        """One update of W, q and L from the block's batch at a place, all from the same state."""
+    def update(self, place: int, rates: Rates, *, observe: bool = False, factorise: bool = False) -> Observation | None:
+        """One update of W, q and L from the block's batch at a place, all from the same state.
+
+        Args:
+            place: The batch's place.
+            rates: How far to go.
+            observe: Whether to tell what was seen.
+            factorise: Whether to do without the tracked inverse this once: while L changes violently, low-rank updates
+                lose its digits.
+        """
         network = self.network
         if network.kernel is not self._kernel:
             self._prepare()
         step_L = rates.L if self.natural else 0.5 * rates.L
-        tracks = self._tracks(step_L)
+        tracks = not factorise and self._tracks(step_L)
         if tracks:
             self._refresh(step_L)
         else:

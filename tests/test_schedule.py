@@ -80,3 +80,11 @@ def test_primitives_make_the_same_schedule_again():
 def test_impossible_phases_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_schedule_settles_after_the_kernel_changes_and_only_then():
+    phases = [Phase(100, kernel_params={"alpha": 1}), Phase(200), Phase(200, eta_w=0.001)]
+    schedule = Schedule(phases)
+    settling = [update for update in range(500) if schedule.is_settling(update)]
+    assert settling == list(range(100, 150))
+    assert not any(AdaptiveSchedule(500).is_settling(update) for update in range(500))

@@ -188,6 +188,20 @@ def test_one_tracked_update_equals_the_rules():
     assert 0 < worst < 1e-5
 
 
+def test_an_update_can_do_without_the_tracked_inverse_for_once():
+    x, rates = blocks(updates=6), Rates(0.01, 0.0, 0.02)
+    tracked, exact = (network(PowerCosineKernel(2), x, False) for _ in range(2))
+    found, other = Updater(tracked, False, inverse="tracked"), Updater(exact, False, inverse="exact")
+    with found.block(x), other.block(x):
+        for place in range(4):
+            found.update(place, rates, factorise=True)
+            other.update(place, rates)
+            assert found.state_dict() == {}
+        assert largest_difference(tracked, exact) == 0
+        found.update(4, rates)
+    assert found.state_dict()["age"] == 1
+
+
 def test_auto_tracks_where_neurons_are_many_and_steps_small():
     kernel = PowerCosineKernel(3)
     for n, batch, step, tracks in (
