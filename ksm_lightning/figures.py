@@ -235,6 +235,10 @@ _METHOD_STYLES: dict[str, tuple[str, str, str]] = {
 }
 
 
+# Errors of float32 features below this are rounding.
+_ROUNDING = 1e-6
+
+
 def error_panel(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], title: str) -> None:
     """The kernel's NRMSE against the number of features, a curve a method; bands reach from the least to the most."""
     for name, curve in curves.items():
@@ -249,6 +253,8 @@ def error_panel(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, st
         axes.text(0.5, 0.5, "no error to show", ha="center", transform=axes.transAxes)
         return
     axes.set(xscale="log", yscale="log")
+    least = min(value for curve in curves.values() for value in curve.mean if value > 0)
+    axes.set_ylim(bottom=max(0.6 * least, _ROUNDING))
     sizes = sorted({n for curve in curves.values() for n in curve.sizes})
     axes.set_xticks(sizes, [str(n) for n in sizes])
     axes.minorticks_off()

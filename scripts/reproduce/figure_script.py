@@ -18,7 +18,7 @@ from ksm_lightning.comparison import Comparison
 from ksm_lightning.data import CroppedMNISTDataModule
 from ksm_lightning.files import draft_of, write_png
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.tables import METHODS, Summary, summarise
+from ksm_lightning.tables import METHODS, Row, Summary, summarise
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = Path(__file__).parent / "figures"
@@ -58,7 +58,7 @@ class Claim:
     ours: str
     """Our numbers."""
     holds: bool | None
-    """None where it holds in part."""
+    """None where it holds in part: for some sizes or seeds, or as far as the row says."""
     why: str = ""
     """Where it does not hold, the reason; else what is worth knowing."""
 
@@ -79,12 +79,16 @@ class Script:
         """The file with its results."""
         return place.folder / f"{self.name}.npz"
 
-    def run(self, place: Place) -> Arrays:
-        """Compute what is not in a file yet, then draw; returns the results."""
+    def results(self, place: Place) -> Arrays:
+        """What was computed; it is computed now unless it is in a file."""
         path = self.path(place)
         if not path.exists():
             save(path, self.compute(place))
-        arrays = load(path)
+        return load(path)
+
+    def run(self, place: Place) -> Arrays:
+        """Compute what is not in a file yet, then draw; returns the results."""
+        arrays = self.results(place)
         for name, figure in self.draw(arrays).items():
             picture = place.pictures / f"{name}.png"
             write_png(picture, figures.render(figure))
@@ -103,7 +107,7 @@ class Script:
             if options.again:
                 self.path(place).unlink(missing_ok=True)
             arrays = self.run(place)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, FloatingPointError) as error:
             sys.exit(f"{self.name}: error: {' '.join(str(error).split())}")
         for claim in self.claims(arrays):
             verdict = {True: "holds", False: "does not hold", None: "holds in part"}[claim.holds]
@@ -122,14 +126,9 @@ def load(path: Path) -> Arrays:
         return {name: file[name] for name in file.files}
 
 
-def mnist(place: Place) -> CroppedMNISTDataModule:
-    """The digits, all 70,000 of them for the representation."""
-    return CroppedMNISTDataModule()
-
-
 def mnist_points(place: Place) -> torch.Tensor:
-    """Standardised digits (samples, 400); some of them in a quick run."""
-    x = mnist(place).train_points.data
+    """Standardised digits (samples, 400), all 70,000; some of them in a quick run."""
+    x = CroppedMNISTDataModule().train_points.data
     assert isinstance(x, torch.Tensor)
     return x[:: len(x) // 1500] if place.quick else x
 
@@ -137,7 +136,7 @@ def mnist_points(place: Place) -> torch.Tensor:
 def run_comparison(
     place: Place, name: str, kernel: Kernel, x: torch.Tensor, sizes: Sequence[int], **options: Any
 ) -> Arrays:  # fmt: skip
-    """A comparison in a folder of its own, which goes on where it stopped, as arrays ``name/method/n``."""
+    """A comparison in a folder of its own, which goes on where it stopped; errors of the seeds as ``name/method/n``."""
     with tqdm(desc=name, unit="n") as bar:
 
         def watch(text: str, done: int, total: int) -> None:
@@ -146,20 +145,36 @@ def run_comparison(
             bar.update(done - bar.n)
 
         rows = Comparison(kernel, x, place.folder / name, sizes, watch=watch, **options).run()
-    return {f"{name}/{entry.method}/{entry.n}": np.array(entry[2:], dtype=float) for entry in summarise(rows)}
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        errors.setdefault(f"{name}/{row.method}/{row.n}", []).append(row.nrmse)
+    return {key: np.array(values) for key, values in errors.items()}
 
 
 def entries_of(arrays: Arrays, name: str) -> dict[str, dict[int, Summary]]:
     """Summaries of a comparison by method and n."""
+    rows = [
+        Row(method, int(n), seed, float(error), 0.0)
+        for key, values in arrays.items()
+        for its_name, method, n in ([*key.split("/"), "", ""][:3],)
+        if its_name == name
+        for seed, error in enumerate(values)
+    ]
     found: dict[str, dict[int, Summary]] = {}
-    for key, values in arrays.items():
-        its_name, _, rest = key.partition("/")
-        if its_name == name:
-            method, _, n = rest.partition("/")
-            seeds, mean, deviation, least, most, diverged = values.tolist()
-            entry = Summary(method, int(n), int(seeds), mean, deviation, least, most, int(diverged))
-            found.setdefault(method, {})[int(n)] = entry
+    for entry in summarise(rows):
+        found.setdefault(entry.method, {})[entry.n] = entry
     return found
+
+
+def failures(arrays: Arrays, name: str, method: str = "ksm") -> tuple[int, int]:
+    """Runs of a comparison that diverged, or ended worse than no features at all, and all runs."""
+    errors = np.concatenate([values for key, values in arrays.items() if key.startswith(f"{name}/{method}/")])
+    return int((~(errors <= 1)).sum()), len(errors)
+
+
+def extent_of(found: Sequence[Any], wanted: Sequence[Any]) -> bool | None:
+    """Whether a claim holds for all that it is about, for none, or in part."""
+    return True if len(found) == len(wanted) else None if found else False
 
 
 def curves_of(arrays: Arrays, name: str, methods: Sequence[str] = tuple(METHODS)) -> dict[str, figures.Curve]:
@@ -174,8 +189,8 @@ def percent(value: float) -> str:
 
 
 def panel_letter(axes: Any, letter: str) -> None:
-    """The paper's letter of a panel, at its upper left."""
-    axes.set_title(f"({letter})", loc="left", fontsize=11, fontweight="bold")
+    """The paper's letter of a panel, before its title."""
+    axes.set_title(f"({letter}) {axes.get_title()}")
 
 
 def image_rows(images: dict[str, np.ndarray], title: str) -> Figure:

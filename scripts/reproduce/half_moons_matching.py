@@ -5,12 +5,23 @@
 
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script, curves_of, entries_of, panel_letter, run_comparison
-from half_moons_overview import KERNEL, moons, paper_network
+from figure_script import (
+    Arrays,
+    Claim,
+    Place,
+    Script,
+    curves_of,
+    entries_of,
+    extent_of,
+    failures,
+    panel_letter,
+    run_comparison,
+)
+from half_moons_overview import KERNEL, moons, paper_network, paper_phases
 from matplotlib.figure import Figure
 
 from ksm_lightning import figures
-from ksm_lightning.baselines import RandomFourier
+from ksm_lightning.baselines import NeuralFourier, RandomFourier
 from ksm_lightning.exact import minimise_bound
 from ksm_lightning.learning import natural_ridge
 from ksm_lightning.metrics import kernel_nrmse
@@ -28,10 +39,7 @@ def compute(place: Place) -> Arrays:
     x = moons().train_points.data
     assert isinstance(x, torch.Tensor)
     sizes, seeds = ((4, 16), SEEDS[:1]) if place.quick else (SIZES, SEEDS)
-    length = 200 if place.quick else 10_000
-    rates = ((0.01, 0.01, 0.1), (0.001, 0.001, 0.01))
-    phases = [{"updates": length, "eta_w": w, "eta_q": q, "eta_l": lateral} for w, q, lateral in rates]
-    paper = {"methods": PAPER_METHODS, "phases": phases}
+    paper = {"methods": PAPER_METHODS, "phases": paper_phases(place)}
     runs = {
         "paper": {**paper, "init_scale": 0.5},
         "paper_start_1": {**paper, "methods": ("ksm",), "init_scale": 1.0},
@@ -40,10 +48,9 @@ def compute(place: Place) -> Arrays:
     arrays: Arrays = {"x": x.numpy()}
     for name, options in runs.items():
         arrays |= run_comparison(place, f"half_moons_{name}", KERNEL, x, sizes, seeds=seeds, **options)
-    for n in SHOWN[:2] if place.quick else SHOWN:
-        arrays[f"W_{n}"] = paper_network(place, n).fit(x).network_.W.detach().numpy()
-    fitted = paper_network(place, 16).fit(x)
-    y = fitted.transform(x)
+    fits = {n: paper_network(place, n).fit(x) for n in (SHOWN[:2] if place.quick else SHOWN)}
+    arrays |= {f"W_{n}": fitted.network_.W.detach().numpy() for n, fitted in fits.items()}
+    y = fits[16].transform(x)
     few = slice(None, None, 4)
     arrays["f"], arrays["output"] = KERNEL(x[few], x[few]).numpy(), (y[few] @ y[few].mT).numpy()
     arrays["nrmse"] = kernel_nrmse(KERNEL, x, y).numpy()
@@ -54,7 +61,22 @@ def compute(place: Place) -> Arrays:
         for n in MANY_FEATURES
     ]
     arrays["many_fourier"] = np.array(many).mean(1)
+    arrays["neural_fourier"] = np.array([fourier_networks(x, n, 100 if place.quick else 5000) for n in (16, 64)])
     return arrays
+
+
+def fourier_networks(x: torch.Tensor, n: int, updates: int) -> list[float]:
+    """Errors of n random Fourier features, of a network on them, and of one on 16 times as many; means of two seeds."""
+    maps = [
+        [
+            RandomFourier(KERNEL, n, seed=seed),
+            NeuralFourier(KERNEL, n, seed=seed, updates=updates),
+            NeuralFourier(KERNEL, n, seed=seed, updates=updates, num_features=16 * n),
+        ]
+        for seed in (0, 1)
+    ]
+    errors = [kernel_nrmse(KERNEL, x, *(each.fit_transform(x) for each in row)) for row in maps]
+    return torch.stack(errors).mean(0).tolist()
 
 
 def exact(x: torch.Tensor, n: int, starts: int) -> tuple[float, float, float]:
@@ -103,66 +125,99 @@ def claims(arrays: Arrays) -> list[Claim]:
     def row(entries: dict, method: str, chosen: list[int]) -> str:
         return ", ".join(f"{entries[method][n].mean:.3f}" for n in chosen)
 
-    def below(first: str, second: str, chosen: list[int], entries: dict = paper) -> list[int]:
-        return [n for n in chosen if entries[first][n].mean < entries[second][n].mean]
+    def below(first: str, second: str, chosen: list[int]) -> list[int]:
+        return [n for n in chosen if paper[first][n].mean < paper[second][n].mean]
 
-    better = below("ksm", "nystroem_kmeans", small)
-    order = below("nystroem_kmeans", "nystroem_uniform", small)
-    on_w = below("ksm_nystroem", "ksm", sizes)
-    rises = paper["ksm"][sizes[-1]].mean > paper["ksm"][16].mean
+    def where(found: list[int]) -> str:
+        return f"n = {', '.join(map(str, found))}" if found else "no n"
+
+    better, order = below("ksm", "nystroem_kmeans", small), below("nystroem_kmeans", "nystroem_uniform", small)
+    on_w, low = below("ksm_nystroem", "ksm", sizes), below("ksm", "nystroem_uniform", sizes)
+    beats_fourier = below("ksm", "random_fourier", sizes)
+    errors = [paper["ksm"][n].mean for n in large]
+    rising = [n for n, before, now in zip(large[1:], errors, errors[1:], strict=False) if now > before]
+    best_w = below("ksm_nystroem", "nystroem_kmeans", sizes)
     fourier = arrays["many_fourier"]
-    starts = entries_of(arrays, "half_moons_paper_start_1")["ksm"]
-    bad = sum(entry.diverged for entry in starts.values())
+    floor = paper["ksm"][sizes[-1]].mean
+    passing = next((n for n, error in zip(MANY_FEATURES, fourier, strict=True) if error < floor), None)
+    optimum = [n for n in sizes if all(e[n].least >= paper["kernel_pca"][n].mean - 1e-6 for e in ours.values())]
+    many = arrays["neural_fourier"]  # (n, [once, 16 times the features])
+    one, half, adaptive = (
+        failures(arrays, f"half_moons_{name}") for name in ("paper_start_1", "paper", "adaptive")
+    )  # fmt: skip
+    sampled = failures(arrays, "half_moons_paper", "nystroem_uniform")
     return [
         Claim(
             "for n <= 16 the network marginally outperforms Nystroem with KMeans landmarks",
             f"n = {', '.join(map(str, small))}: network {row(paper, 'ksm', small)}; KMeans "
-            f"{row(paper, 'nystroem_kmeans', small)}; better for n = {', '.join(map(str, better)) or 'none'}",
-            None if 0 < len(better) < len(small) else len(better) == len(small),
-            "At n = 16 the bound keeps the responses from using their landmarks fully; the exact minimum of the bound "
-            f"has {arrays['exact/16'][1]:.3f} there. Nystroem on the same W is below KMeans.",
+            f"{row(paper, 'nystroem_kmeans', small)}; better for {where(better)}",
+            extent_of(better, small),
+            "At n = 16 the bound keeps the responses from using their landmarks fully; its exact minimum has "
+            f"{arrays['exact/16'][1]:.3f}. Nystroem on the network's W is below KMeans for {where(best_w)} with the "
+            f"paper's schedule; with ours it has {row(ours, 'ksm_nystroem', small)}.",
         ),
         Claim(
             "... which outperforms Nystroem with randomly sampled landmarks",
-            f"uniform {row(paper, 'nystroem_uniform', small)}; KMeans better for n = {', '.join(map(str, order))}",
-            order == small,
+            f"uniform {row(paper, 'nystroem_uniform', small)}; KMeans is better for {where(order)}",
+            extent_of(order, small),
+        ),
+        Claim(
+            "comparable or better than randomly sampled Nystroem at low dimension, less faithful at very high "
+            "(abstract)",
+            f"network below uniform Nystroem for {where(low)}; at n = {sizes[-1]}: "
+            f"{paper['ksm'][sizes[-1]].mean:.3f} against {paper['nystroem_uniform'][sizes[-1]].mean:.3f}",
+            bool(low and low[0] == sizes[0] and sizes[-1] not in low),
         ),
         Claim(
             "Nystroem on the learned features is uniformly better than the network's own representations",
-            f"n = {', '.join(map(str, sizes))}: Nystroem on W {row(paper, 'ksm_nystroem', sizes)}; network "
-            f"{row(paper, 'ksm', sizes)}",
-            on_w == sizes,
+            f"{where(sizes)}: Nystroem on W {row(paper, 'ksm_nystroem', sizes)}; network {row(paper, 'ksm', sizes)}",
+            extent_of(on_w, sizes),
         ),
         Claim(
             "the approximation gets worse as the dimensionality increases beyond 16",
-            f"the paper's schedule: {row(paper, 'ksm', large)} for n = {', '.join(map(str, large))}; our schedule: "
+            f"the paper's schedule: {row(paper, 'ksm', large)} for {where(large)}; our schedule: "
             f"{row(ours, 'ksm', large)}; exact minimum of the bound: "
             + ", ".join(f"{arrays[f'exact/{n}'][1]:.3f}" for n in large),
-            rises,
+            bool(rising),
             "It is the noise of L under constant rates. At the exact minimum, and with our schedule, the error falls "
             "and then stays: that floor is the bound's.",
         ),
         Claim(
-            "random Fourier features converge to zero error as n grows, unlike the network",
+            "kernel PCA is optimal",
+            f"at or below every run of every method for {where(optimum)}: {row(paper, 'kernel_pca', sizes)}",
+            extent_of(optimum, sizes),
+        ),
+        Claim(
+            "better than random Fourier features when the dimension is not too high",
+            f"network below random Fourier for {where(beats_fourier)}: random Fourier "
+            f"{row(paper, 'random_fourier', sizes)}",
+            extent_of(beats_fourier, sizes),
+        ),
+        Claim(
+            "random Fourier features ultimately converge to zero error, unlike the network",
             f"random Fourier with n = {', '.join(map(str, MANY_FEATURES))}: "
-            f"{', '.join(f'{error:.3f}' for error in fourier)}",
+            + ", ".join(f"{error:.3f}" for error in fourier),
             bool(np.all(np.diff(fourier) < 0)) and fourier[-1] < 0.1,
-            "As n^-1/2: it passes the network's floor only with thousands of features.",
+            f"As n^-1/2: below the network with {sizes[-1]} neurons ({floor:.3f}) from n = {passing} on.",
         ),
         Claim(
-            "convergence is quite sensitive to the rates (Discussion)",
-            f"from the paper's start W ~ N(0, 1): {bad} of {sum(e.seeds for e in starts.values())} runs diverge; from "
-            f"0.5 N(0, 1): {sum(e.diverged for e in paper['ksm'].values())}; our schedule: "
-            f"{sum(e.diverged for e in ours['ksm'].values())}",
-            None if bad == 0 else True,
-            "A neuron far from the data loses its gain, and 1/q^2 then destroys its w.",
-        ),
-        Claim(
-            "the objective's concavity in L is left for future work",
-            "it is concave after y is minimised out, and its maximum has a closed form: J at n = 16 is "
-            f"{arrays['exact/16'][0]:.4f}",
+            "random features alone are the best case of the neural Fourier method",
+            "with as many features as neurons: trained network "
+            f"{', '.join(f'{value:.3f}' for value in many[:, 1])}, its features "
+            f"{', '.join(f'{value:.3f}' for value in many[:, 0])} (n = 16, 64); with 16 times as many features: "
+            f"{', '.join(f'{value:.3f}' for value in many[:, 2])}",
             None,
-            "`ksm_lightning/exact.py`, `tests/test_exact.py`.",
+            "The best case with n features. From more features the network learns their principal components, and is "
+            "far better than n of them.",
+        ),
+        Claim(
+            "not as robust as sampling-based methods (Discussion)",
+            f"runs that diverge or end worse than no features at all: {one[0]} of {one[1]} from the paper's start "
+            f"W ~ N(0, 1), {half[0]} of {half[1]} from 0.5 N(0, 1), {adaptive[0]} of {adaptive[1]} with our schedule; "
+            f"uniform Nystroem {sampled[0]} of {sampled[1]}",
+            one[0] > 0,
+            "A neuron far from the data loses its gain, and 1/q^2 then destroys its w. Our schedule has no such "
+            "neuron.",
         ),
     ]
 

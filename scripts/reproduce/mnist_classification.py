@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script, mnist, mnist_points, panel_letter, percent
+from figure_script import Arrays, Claim, Place, Script, extent_of, mnist_points, panel_letter, percent
 from matplotlib.figure import Figure
 from mnist_networks import ALPHAS, aligned, encode, network
 from tqdm import tqdm
 
 from ksm_lightning import figures
+from ksm_lightning.data import CroppedMNISTDataModule
 from ksm_lightning.probe import PENALTIES, linear_probe
 
 LABELS = (1, 3, 10, 30, 100, 300, 1000, 3000)
@@ -39,25 +40,26 @@ def compute(place: Place) -> Arrays:
         arrays[f"moments_{alpha}"] = np.array([
             float(y.mean()), float(skew.mean()), float(kurtosis.mean()) - 3, float((y.abs() < 0.1).float().mean())
         ])  # fmt: skip
-    sets = mnist(place).probe_sets()
+    sets = CroppedMNISTDataModule().probe_sets()
     assert sets is not None
     if place.quick:
         sets = {name: (x[:2000], labels[:2000]) for name, (x, labels) in sets.items()}
     labels = LABELS[:3] if place.quick else LABELS
-    scores = np.zeros((len(RULES), len(NAMES), len(labels), 3))
-    with tqdm(total=scores[..., 0].size, desc="probes") as bar:
+    scores = np.zeros((len(RULES), len(NAMES), len(labels), 2))
+    with tqdm(total=scores[0, ..., 0].size, desc="probes") as bar:
         for row, name in enumerate(NAMES):
             # Each digit is encoded once, whatever the number of draws.
             features = {part: (encoded(place, row, x), labels) for part, (x, labels) in sets.items()}
-            for rule, selection in enumerate(RULES):
-                for column, count in enumerate(labels):
-                    bar.set_postfix_str(f"{name}, {count} labels a class")
-                    found = linear_probe(
-                        features["train"], features["validation"], features["test"], per_class=count,
-                        seeds=range(1 if place.quick else 5), penalties=PENALTIES, selection=selection,
-                    )  # fmt: skip
-                    scores[rule, row, column] = found.accuracy, found.train_accuracy, found.deviation
-                    bar.update()
+            for column, count in enumerate(labels):
+                bar.set_postfix_str(f"{name}, {count} labels a class")
+                found = linear_probe(
+                    features["train"], features["validation"], features["test"], per_class=count,
+                    seeds=range(1 if place.quick else 5), penalties=PENALTIES,
+                )  # fmt: skip
+                # The paper's rule reports what selected the penalty; an honest one reports other digits.
+                scores[:, row, column, 0] = found.validation_accuracy, found.accuracy
+                scores[:, row, column, 1] = found.train_accuracy
+                bar.update()
     return arrays | {"scores": scores, "labels": np.array(labels)}
 
 
@@ -89,7 +91,7 @@ def draw(arrays: Arrays) -> dict[str, Figure]:
         axes.set(xlabel="labels a class", ylabel="accuracy, %", xscale="log", title=title)
         axes.grid(color="0.92")
         axes.legend(fontsize=8, loc="lower right" if which == 0 else "lower left")
-        panel_letter(axes, "bc "[place - 2].strip() or "b'")
+        panel_letter(axes, ("b", "c", "b again")[place - 2])
     return {"mnist_classification": figure}
 
 
@@ -112,7 +114,7 @@ def claims(arrays: Arrays) -> list[Claim]:
             "alpha = 1: responses are roughly centred, neither sparse nor skewed",
             f"mean {moments[1][0]:.2f} of the root mean square, skewness {moments[1][1]:.2f}, excess kurtosis "
             f"{moments[1][2]:.1f}, {percent(moments[1][3])} of responses below a tenth of it",
-            bool(abs(moments[1][0]) < 0.3 and abs(moments[1][1]) < 0.5),
+            bool(abs(moments[1][0]) < 0.3 and abs(moments[1][1]) < 0.5 and moments[1][2] < 2),
         ),
         Claim(
             "alpha = 2, 3, 4: heavy tails, often small and occasionally large positive responses",
@@ -124,25 +126,31 @@ def claims(arrays: Arrays) -> list[Claim]:
         Claim(
             "sparseness and tails grow with alpha, though not strongly",
             "excess kurtosis for alpha 1 to 4: " + ", ".join(f"{value:.1f}" for value in kurtosis),
-            bool(np.all(np.diff(kurtosis) > 0)) or None,
+            bool(np.all(np.diff(kurtosis) > 0)),
         ),
         Claim(
             "pixels and alpha = 1 are nearly identical on test and train sets",
             f"at most {linear_gap[0]:.1f} points apart on test, {linear_gap[1]:.1f} on train digits",
-            bool(linear_gap[0] < 1.5),
+            bool(linear_gap[0] < 1 and linear_gap[1] < 1.5),
         ),
         Claim(
             "the test performance of alpha = 2, 3, 4 is nearly identical",
             f"apart by {many(spread)} points for {', '.join(map(str, counts))} labels a class",
-            bool(spread.max() < 2),
+            bool(spread.max() < 1),
         ),
         Claim(
             "all nonlinear kernels give nearly identical train results",
             f"apart by {many(train_spread)} points",
-            bool(train_spread.max() < 2),
+            bool(train_spread.max() < 1),
         ),
         Claim(
-            "accuracies of the figure (published with the paper)",
+            "the nonlinear representations are useful for linear classification",
+            f"alpha = 3 minus pixels, test accuracy: {many(test[3] - test[0])} points for "
+            f"{', '.join(map(str, counts))} labels a class",
+            extent_of([gap for gap in test[3] - test[0] if gap > 0], counts),
+        ),
+        Claim(
+            "the accuracies of the figure",
             f"test accuracy in %, the paper's rule: {table}; honest, alpha = 3: {many(honest[3])}",
             None,
             "The paper's rule picks the penalty by the accuracy that it reports. `scripts/probe_table.py --reference` "

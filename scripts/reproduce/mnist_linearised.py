@@ -4,6 +4,7 @@
 """
 
 import numpy as np
+import torch
 from figure_script import Arrays, Claim, Place, Script, image_rows, mnist_points
 from matplotlib.figure import Figure
 from mnist_networks import ALPHAS, aligned, network
@@ -21,9 +22,13 @@ def compute(place: Place) -> Arrays:
     arrays: Arrays = {}
     for alpha in ALPHAS:
         _, y = aligned(network(place, alpha), x)
+        large = y.abs() > 3 * y.square().mean(0).sqrt()
+        positive = ((y > 0) & large).sum(0) / large.sum(0).clamp(min=1)
+        arrays[f"one_sign_{alpha}"] = torch.maximum(positive, 1 - positive).numpy()
         S = linearised_responses(x, y).numpy()
+        lengths = np.maximum(np.linalg.norm(S, axis=1, keepdims=True), 1e-12)
         arrays[f"S_{alpha}"] = S
-        arrays[f"nearest_{alpha}"] = (S / np.linalg.norm(S, axis=1, keepdims=True) @ directions.T).max(1)
+        arrays[f"nearest_{alpha}"] = (S / lengths @ directions.T).max(1)
         arrays[f"roughness_{alpha}"] = roughness(S)
         arrays[f"extent_{alpha}"] = extent(S)
     return arrays
@@ -57,7 +62,14 @@ def claims(arrays: Arrays) -> list[Claim]:
         return ", ".join(f"{value:.{digits}f}" for value in values)
 
     nearest, rough, wide = medians("nearest"), medians("roughness"), medians("extent")
+    one_sign = medians("one_sign")
     return [
+        Claim(
+            "alpha = 3: large responses of a single neuron are either always positive or always negative",
+            "responses beyond three times a neuron's root mean square that share a sign, median over neurons, alpha 1 "
+            f"to 4: {many(one_sign)}",
+            one_sign[2] > 0.95,
+        ),
         Claim(
             "as alpha increases, neurons become increasingly selective to whole digits",
             f"median cosine with the nearest digit, alpha 1 to 4: {many(nearest)}",
