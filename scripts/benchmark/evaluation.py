@@ -93,6 +93,7 @@ def nrmse(x: torch.Tensor, y: torch.Tensor) -> list[str]:
         "| | |",
         "| --- | --- |",
         f"| time | {seconds:.1f} s |",
+        f"| threads | {torch.get_num_threads()} |",
         f"| arithmetic rate, each pair once | {rate:.0f} GFLOP/s |",
         f"| plain `torch.mm` of 4096 x 4096 in the same run, best of 10 | {plain:.0f} GFLOP/s |",
         f"| ratio | {rate / plain:.2f} (wanted: at least 0.60) |",
@@ -114,6 +115,7 @@ def clusters(features: torch.Tensor) -> list[str]:
         "| | |",
         "| --- | --- |",
         f"| time | {seconds:.1f} s |",
+        f"| threads | {torch.get_num_threads()} |",
         f"| arithmetic rate of its products | {rate:.0f} GFLOP/s |",
         f"| plain `torch.mm` of 4096 x 4096 in the same run, best of 10 | {plain:.0f} GFLOP/s |",
         f"| ratio | {rate / plain:.2f} |",
@@ -143,6 +145,7 @@ def kernel_pca(x: torch.Tensor, n: int = 1024) -> list[str]:
         "| | |",
         "| --- | --- |",
         f"| time | {seconds / 60:.1f} min |",
+        f"| threads | {torch.get_num_threads()} |",
         f"| arithmetic rate of its products | {rate:.0f} GFLOP/s |",
         f"| plain `torch.mm` of 4096 x 4096 in the same run, best of 10 | {plain:.0f} GFLOP/s |",
         f"| ratio | {rate / plain:.2f} |",
@@ -198,6 +201,7 @@ def probe(features: torch.Tensor, labels: torch.Tensor, held: torch.Tensor, held
         "",
         "| | |",
         "| --- | --- |",
+        f"| threads | {torch.get_num_threads()} |",
         f"| all 35 fits together | {mine:.1f} s |",
         f"| the same fits by `LogisticRegression` (lbfgs, tolerance {TOLERANCE:g}) | {theirs:.1f} s |",
         f"| ratio | {theirs / mine:.1f} (wanted: at least 5) |",
@@ -264,7 +268,7 @@ def write(path: Path, found: dict[str, list[str]]) -> None:
             sections.append(f"## {name}\n\n{text}\n")
     head = (
         "# Evaluations\n\n"
-        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, Python "
+        f"{platform.processor() or platform.machine()}, Python "
         f"{platform.python_version()}, torch {torch.__version__}, lightning {lightning.__version__}, scikit-learn "
         f"{sklearn.__version__}. Made by `scripts/benchmark/evaluation.py`.\n\n"
     )

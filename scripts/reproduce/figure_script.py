@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -106,6 +107,7 @@ class Script:
         try:
             if options.again:
                 self.path(place).unlink(missing_ok=True)
+                shutil.rmtree(place.folder / f"{self.name}_pieces", ignore_errors=True)
             arrays = self.run(place)
         except (ValueError, OSError, FloatingPointError) as error:
             sys.exit(f"{self.name}: error: {' '.join(str(error).split())}")
@@ -131,6 +133,14 @@ def mnist_points(place: Place) -> torch.Tensor:
     x = CroppedMNISTDataModule().train_points.data
     assert isinstance(x, torch.Tensor)
     return x[:: len(x) // 1500] if place.quick else x
+
+
+def piece(place: Place, script: str, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """A part of a script's results, in a file of its own: a script that was interrupted goes on where it stopped."""
+    path = place.folder / f"{script}_pieces" / f"{name}.npz"
+    if not path.exists():
+        save(path, {"piece": make()})
+    return load(path)["piece"]
 
 
 def run_comparison(

@@ -3,9 +3,11 @@
 .venv/bin/python scripts/reproduce/half_moons_clustering.py     ten minutes on two cores
 """
 
+from functools import partial
+
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script, panel_letter, percent
+from figure_script import Arrays, Claim, Place, Script, panel_letter, percent, piece
 from half_moons_overview import KERNEL, moons, paper_network
 from matplotlib.figure import Figure
 from tqdm import tqdm
@@ -17,6 +19,7 @@ from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.probe import fit_softmax, linear_probe
 from ksm_lightning.readout import READOUTS
 
+NAME = "half_moons_clustering"
 SEEDS, SWEPT_SEEDS, STARTS, UPDATES = 20, 10, 100, 2000
 BASE = {"sigma": 0.3, "noise": 0.1, "n": 16}
 SWEEPS = {
@@ -36,51 +39,43 @@ def clustering(y: torch.Tensor, labels: torch.Tensor, starts: int) -> tuple[floa
     return scores[least], max(scores)
 
 
-def base(place: Place) -> Arrays:
-    """Accuracies over seeds of data, start and batches, with the paper's schedule and with ours."""
-    rows = []
+def base_row(place: Place, seed: int) -> np.ndarray:
+    """Accuracies of one seed of data, start and batches, with the paper's schedule and with ours."""
     starts = 5 if place.quick else STARTS
-    for seed in tqdm(range(1 if place.quick else SEEDS), desc="seeds"):
-        data = moons(seed)
+    data = moons(seed)
+    x, labels = data.train_points.data, data.train_labels
+    fits = {
+        "paper": paper_network(place, 16, seed).fit(x),
+        "ours": SimilarityMatching(KERNEL, 16, updates=100 if place.quick else UPDATES, seed=seed).fit(x),
+    }
+    exact = KernelPCA(KERNEL, 100).fit_transform(x)
+    row = [*clustering(x, labels, starts), *clustering(exact, labels, starts)]
+    for fitted in fits.values():
+        row += clustering(fitted.transform(x), labels, starts)
+    row += clustering(fits["ours"].features(x, "nystroem"), labels, starts)
+    sets = data.probe_sets()
+    assert sets is not None
+    for encode in (lambda x: x, fits["paper"].transform):
+        row.append(linear_probe(**sets, per_class=0, seeds=(0,), encode=encode).accuracy)
+    return np.array(row)
+
+
+def swept(place: Place, name: str, value: float) -> np.ndarray:
+    """Accuracies with one condition changed: (seeds, readouts and exact kernel)."""
+    setting = {**BASE, name: value}
+    kernel = GaussianKernel(setting["sigma"])
+    found = np.zeros((1 if place.quick else SWEPT_SEEDS, len(READOUTS) + 1))
+    for seed in range(len(found)):
+        data = moons(seed, setting["noise"])
         x, labels = data.train_points.data, data.train_labels
-        fits = {
-            "paper": paper_network(place, 16, seed).fit(x),
-            "ours": SimilarityMatching(KERNEL, 16, updates=100 if place.quick else UPDATES, seed=seed).fit(x),
-        }
-        exact = KernelPCA(KERNEL, 100).fit_transform(x)
-        row = [*clustering(x, labels, starts), *clustering(exact, labels, starts)]
-        for fitted in fits.values():
-            row += clustering(fitted.transform(x), labels, starts)
-        row += clustering(fits["ours"].features(x, "nystroem"), labels, starts)
-        sets = data.probe_sets()
-        assert sets is not None
-        for encode in (lambda x: x, fits["paper"].transform):
-            row.append(linear_probe(**sets, per_class=0, seeds=(0,), encode=encode).accuracy)
-        rows.append(row)
-    return {"base": np.array(rows)}
-
-
-def sweep(place: Place) -> Arrays:
-    """Accuracies as one condition changes: (values, seeds, readouts and exact kernel)."""
-    arrays: Arrays = {}
-    for name, values in SWEEPS.items():
-        values = values[2:4] if place.quick else values
-        found = np.zeros((len(values), 1 if place.quick else SWEPT_SEEDS, len(READOUTS) + 1))
-        for place_of, value in enumerate(tqdm(values, desc=name)):
-            setting = {**BASE, name: value}
-            kernel = GaussianKernel(setting["sigma"])
-            for seed in range(found.shape[1]):
-                data = moons(seed, setting["noise"])
-                x, labels = data.train_points.data, data.train_labels
-                updates = 100 if place.quick else UPDATES
-                fitted = SimilarityMatching(kernel, int(setting["n"]), updates=updates, seed=seed).fit(x)
-                features = [fitted.features(x, readout) for readout in READOUTS]
-                features.append(KernelPCA(kernel, 100).fit_transform(x))
-                for column, y in enumerate(features):
-                    clusters = kmeans(y, 2, starts=5 if place.quick else STARTS)
-                    found[place_of, seed, column] = matched_accuracy(clusters.assignment, labels)
-        arrays[f"sweep_{name}"], arrays[f"values_{name}"] = found, np.array(values, dtype=float)
-    return arrays
+        updates = 100 if place.quick else UPDATES
+        fitted = SimilarityMatching(kernel, int(setting["n"]), updates=updates, seed=seed).fit(x)
+        features = [fitted.features(x, readout) for readout in READOUTS]
+        features.append(KernelPCA(kernel, 100).fit_transform(x))
+        for column, y in enumerate(features):
+            clusters = kmeans(y, 2, starts=5 if place.quick else STARTS)
+            found[seed, column] = matched_accuracy(clusters.assignment, labels)
+    return found
 
 
 def compute(place: Place) -> Arrays:
@@ -93,7 +88,17 @@ def compute(place: Place) -> Arrays:
         "clusters_x": kmeans(x, 2, starts=STARTS).assignment.numpy(),
         "clusters_y": kmeans(y, 2, starts=STARTS).assignment.numpy(),
     }  # fmt: skip
-    return arrays | base(place) | sweep(place)
+    seeds = tqdm(range(1 if place.quick else SEEDS), desc="seeds")
+    rows = [piece(place, NAME, f"seed_{seed}", partial(base_row, place, seed)) for seed in seeds]
+    arrays["base"] = np.stack(rows)
+    for name, values in SWEEPS.items():
+        chosen = values[2:4] if place.quick else values
+        rows = [
+            piece(place, NAME, f"{name}_{value:g}", partial(swept, place, name, value))
+            for value in tqdm(chosen, desc=name)
+        ]
+        arrays[f"sweep_{name}"], arrays[f"values_{name}"] = np.stack(rows), np.array(chosen, dtype=float)
+    return arrays
 
 
 def draw(arrays: Arrays) -> dict[str, Figure]:
@@ -156,6 +161,7 @@ def claims(arrays: Arrays) -> list[Claim]:
         middle = np.median(arrays[f"sweep_{name}"], axis=1)  # (values, readings)
         place, column = np.unravel_index(middle[:, :3].argmax(), middle[:, :3].shape)
         best[name] = (middle[place, column], READOUTS[column], arrays[f"values_{name}"][place])
+    reliable = float((arrays["sweep_n"][-1, :, READOUTS.index("nystroem")] > 0.95).mean())
     conditions = "; ".join(
         f"over {name}: {percent(value)} at {where:g} ({reading})" for name, (value, reading, where) in best.items()
     )
@@ -174,7 +180,8 @@ def claims(arrays: Arrays) -> list[Claim]:
             f"({percent(perfect[2])}), {percent(mean[0])} on x",
             True if perfect[4] > 0.9 else None if np.median(found[:, 4]) > 0.9 else False,
             "Two clusterings of y have nearly the same energy, one along the moons and one across; which of them is "
-            f"lower depends on the draw. Best medians found by changing one condition: {conditions}.",
+            f"lower depends on the draw. Best medians found by changing one condition: {conditions}. "
+            f"Above 95 % in {percent(reliable)} of the seeds with the most neurons and the Nystroem readout.",
         ),
         Claim(
             "... with the lowest energy of 100 starts",
@@ -206,7 +213,7 @@ def claims(arrays: Arrays) -> list[Claim]:
     ]
 
 
-SCRIPT = Script("half_moons_clustering", compute, draw, claims, minutes=12)
+SCRIPT = Script(NAME, compute, draw, claims, minutes=12)
 
 if __name__ == "__main__":
     SCRIPT.main()

@@ -8,10 +8,11 @@ chosen on those digits and the accuracy that of the 10,000 test digits.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script, extent_of, mnist_points, panel_letter, percent
+from figure_script import Arrays, Claim, Place, Script, extent_of, mnist_points, panel_letter, percent, piece
 from matplotlib.figure import Figure
 from mnist_networks import ALPHAS, aligned, encode, network
 from tqdm import tqdm
@@ -45,22 +46,29 @@ def compute(place: Place) -> Arrays:
     if place.quick:
         sets = {name: (x[:2000], labels[:2000]) for name, (x, labels) in sets.items()}
     labels = LABELS[:3] if place.quick else LABELS
-    scores = np.zeros((len(RULES), len(NAMES), len(labels), 2))
-    with tqdm(total=scores[0, ..., 0].size, desc="probes") as bar:
-        for row, name in enumerate(NAMES):
-            # Each digit is encoded once, whatever the number of draws.
-            features = {part: (encoded(place, row, x), labels) for part, (x, labels) in sets.items()}
-            for column, count in enumerate(labels):
-                bar.set_postfix_str(f"{name}, {count} labels a class")
-                found = linear_probe(
-                    features["train"], features["validation"], features["test"], per_class=count,
-                    seeds=range(1 if place.quick else 5), penalties=PENALTIES,
-                )  # fmt: skip
-                # The paper's rule reports what selected the penalty; an honest one reports other digits.
-                scores[:, row, column, 0] = found.validation_accuracy, found.accuracy
-                scores[:, row, column, 1] = found.train_accuracy
-                bar.update()
-    return arrays | {"scores": scores, "labels": np.array(labels)}
+    rows = [
+        piece(place, "mnist_classification", name, partial(probe_row, place, row, sets, labels))
+        for row, name in enumerate(tqdm(NAMES, desc="representations"))
+    ]
+    return arrays | {"scores": np.stack(rows, axis=1), "labels": np.array(labels)}
+
+
+def probe_row(
+    place: Place, row: int, sets: dict[str, tuple[torch.Tensor, torch.Tensor]], counts: Sequence[int]
+) -> np.ndarray:  # fmt: skip
+    """Accuracies of one representation: (rules, labels, test or train)."""
+    scores = np.zeros((len(RULES), len(counts), 2))
+    # Each digit is encoded once, whatever the number of draws.
+    features = {part: (encoded(place, row, x), labels) for part, (x, labels) in sets.items()}
+    for column, count in enumerate(tqdm(counts, desc=NAMES[row], leave=False)):
+        found = linear_probe(
+            features["train"], features["validation"], features["test"], per_class=count,
+            seeds=range(1 if place.quick else 5), penalties=PENALTIES,
+        )  # fmt: skip
+        # The paper's rule reports what selected the penalty; an honest one reports other digits.
+        scores[:, column, 0] = found.validation_accuracy, found.accuracy
+        scores[:, column, 1] = found.train_accuracy
+    return scores
 
 
 def encoded(place: Place, row: int, x: torch.Tensor) -> torch.Tensor:
