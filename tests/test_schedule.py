@@ -39,7 +39,7 @@ def test_adaptive_steps_hold_and_then_fall():
 
 def test_the_step_of_L_is_tied_to_the_rank_of_a_batch():
     schedule = AdaptiveSchedule(1000)
-    assert pytest.approx(0.25 * 64 / 800) == schedule.rates(0, 800, 64).L
+    assert pytest.approx(0.25 * 64 / (800 + 64 / 3)) == schedule.rates(0, 800, 64).L
     assert schedule.rates(0, 800, 4000).L == 0.25
     assert schedule.rates(0, 800, 64).W < schedule.rates(0, 800, 64).L
 
