@@ -256,7 +256,9 @@ def error_panel(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, st
     least = min(value for curve in curves.values() for value in curve.mean if value > 0)
     axes.set_ylim(bottom=max(0.6 * least, _ROUNDING))
     sizes = sorted({n for curve in curves.values() for n in curve.sizes})
-    axes.set_xticks(sizes, [str(n) for n in sizes])
+    # A label that would run into the next one is left out.
+    is_named = [after / n > 1.4 for n, after in zip(sizes, [*sizes[1:], np.inf], strict=True)]
+    axes.set_xticks(sizes, [str(n) if named else "" for n, named in zip(sizes, is_named, strict=True)])
     axes.minorticks_off()
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")

@@ -82,9 +82,8 @@ def claims(arrays: Arrays) -> list[Claim]:
     def where(found: list[int]) -> str:
         return f"n = {', '.join(map(str, found))}" if found else "no n"
 
-    worst = max(
-        [entries[n].mean for entries in ours[1].values() for n in large] + [paper[1]["ksm"][n].mean for n in large]
-    )
+    worst = max(entries[n].mean for entries in ours[1].values() for n in large)
+    worst_paper = max(paper[1]["ksm"][n].mean for n in large)
     low = [e[sizes[0]].mean for name, e in ours[1].items()]
     theirs = {name: ours[3][name] for name in ("nystroem_uniform", "nystroem_kmeans")}
     theirs |= {"ksm": paper[3]["ksm"], "ksm_nystroem": paper[3]["ksm_nystroem"]}
@@ -115,8 +114,9 @@ def claims(arrays: Arrays) -> list[Claim]:
         ),
         Claim(
             "alpha = 1: all methods give a relatively small error once n > 100",
-            f"the largest error of any method, the paper's network included, for {where(large)}: {worst:.4f}",
-            worst < 0.06,
+            f"the largest error of any method for {where(large)}: {worst:.4f}; of the network with the paper's "
+            f"schedule {worst_paper:.4f}",
+            (worst_paper < 0.05 or None) if worst < 0.05 else False,
         ),
         Claim(
             "alpha = 1: the network's error does not continue to decrease beyond n = 200",

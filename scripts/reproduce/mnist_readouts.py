@@ -72,9 +72,9 @@ def draw(arrays: Arrays) -> dict[str, Figure]:
     for index, (name, colour) in enumerate(zip(ROWS, colours, strict=True)):
         values = [arrays[str(alpha)][index] for alpha in ALPHAS]
         axes.bar(np.arange(4) + 0.16 * (index - 2), values, 0.15, label=name, color=colour)
-    axes.set(ylabel="kernel NRMSE", yscale="log", title="MNIST, 800 neurons, the paper's schedule")
+    axes.set(ylabel="kernel NRMSE", yscale="log", title="MNIST, 800 neurons, the paper's schedule", ylim=(None, 3))
     axes.set_xticks(np.arange(4), [f"alpha = {alpha}" for alpha in ALPHAS])
-    axes.legend(fontsize=8, loc="upper left")
+    axes.legend(fontsize=8, loc="upper left", ncol=3)
     return {"mnist_readouts": figure}
 
 
