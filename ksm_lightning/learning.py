@@ -18,6 +18,8 @@ from ksm_lightning.rules import rates_at
 from ksm_lightning.schedule import LearningSchedule
 from ksm_lightning.updater import Updater
 
+PAPER_RIDGE = 1e-3
+"""The paper's lambda."""
 # The ridge of the adaptive schedule in units of a neuron's share of the similarity, <f(x, x)> / n.
 _RELATIVE_RIDGE = 0.005
 # Batches that are prepared together.
@@ -176,7 +178,7 @@ def train(
     init: Initialiser | None = None,
     consolidate_at_end: bool | None = None,
     seed: int = 0,
-    progress: Callable[[int], object] = lambda updates: None,
+    progress: Callable[[int], object] | None = None,
 ) -> KSMNetwork:
     """A network trained on points in memory from start to end, without Lightning.
 
@@ -199,12 +201,13 @@ def train(
 
     def batches(updates: int) -> Iterator[Tensor]:
         for _ in range(updates):
-            progress(1)
+            if progress is not None:
+                progress(1)
             yield x[torch.randint(len(x), (batch_size,), generator=generator).to(x.device)]
 
     candidates = sample(candidate_count(num_neurons))
     if ridge is None:
-        ridge = natural_ridge(kernel, candidates, num_neurons) if schedule.is_natural else 1e-3
+        ridge = natural_ridge(kernel, candidates, num_neurons) if schedule.is_natural else PAPER_RIDGE
     init = DataInit(candidates.cpu()) if init is None else init
     network = KSMNetwork(kernel, x.shape[1], num_neurons, ridge, init, generator=generator).to(x)
     if schedule.is_natural:

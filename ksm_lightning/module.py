@@ -25,7 +25,6 @@ from ksm_lightning.schedule import PaperSchedule, Phase, Rates, Schedule, make_s
 from ksm_lightning.updater import Acceleration, Inverse, Observation, Ranks, Updater
 
 Init = Literal["normal", "data"]
-_PAPER_RIDGE = 1e-3
 
 
 class Snapshot(NamedTuple):
@@ -119,7 +118,7 @@ class KernelSimilarityMatching(L.LightningModule):
                 "in_features": in_features,
                 "kernel": kernel,
                 "kernel_params": self.kernel.params(),
-                "ridge": _PAPER_RIDGE if ridge is None and not self.schedule.is_natural else ridge,
+                "ridge": learning.PAPER_RIDGE if ridge is None and not self.schedule.is_natural else ridge,
                 "init": init,
                 "init_scale": init_scale,
                 "solver": solver,
@@ -160,7 +159,7 @@ class KernelSimilarityMatching(L.LightningModule):
         self, in_features: int, init: Initialiser, generator: torch.Generator | None = None
     ) -> KSMNetwork:
         hparams = self.hparams
-        ridge = _PAPER_RIDGE if hparams["ridge"] is None else hparams["ridge"]
+        ridge = learning.PAPER_RIDGE if hparams["ridge"] is None else hparams["ridge"]
         return KSMNetwork(self.kernel, in_features, hparams["num_neurons"], ridge, init, hparams["solver"], generator)
 
     # ------------------------------------------------------------------ life of a run

@@ -1,6 +1,7 @@
 """What the methods have in common: ``fit`` on points, ``transform`` points to features."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Self
 
 import torch
@@ -69,10 +70,18 @@ class FeatureMap(ABC):
         Raises:
             ValueError: If there was no :meth:`fit`, or the points have another number of features.
         """
-        self._check_new_points(x)
+        return self._in_blocks(x, self._features)
+
+    def _in_blocks(self, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """What ``make`` makes of points that are checked first, a block at a time, in the dtype of the points."""
+        self._check_points(x)
+        if x.shape[1] != self.in_features_:
+            raise ValueError(
+                f"{type(self).__name__} was fitted to points of {self.in_features_} features, got shape "
+                f"{tuple(x.shape)}."
+            )
         with full_precision(x.device):
-            blocks = [self._features(part).to(x.dtype) for part in torch.split(x, _BLOCK)]
-        return torch.cat(blocks)
+            return torch.cat([make(part).to(x.dtype) for part in torch.split(x, _BLOCK)])
 
     def _check_points(self, x: Tensor) -> None:
         if not isinstance(x, Tensor):
@@ -81,14 +90,6 @@ class FeatureMap(ABC):
             raise ValueError(
                 f"{type(self).__name__} takes floating-point numbers of shape (samples, features), got {x.dtype} of "
                 f"shape {tuple(x.shape)}."
-            )
-
-    def _check_new_points(self, x: Tensor) -> None:
-        self._check_points(x)
-        if x.shape[1] != self.in_features_:
-            raise ValueError(
-                f"{type(self).__name__} was fitted to points of {self.in_features_} features, got shape "
-                f"{tuple(x.shape)}."
             )
 
     def fit_transform(self, x: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class SimilarityMatching(FeatureMap):
         self.network_ = train(
             self.kernel, x, self.n_components, make_schedule(self.phases, self.updates),
             init=None if self.init_scale is None else NormalInit(self.init_scale),
-            batch_size=self.batch_size, seed=self.seed, progress=self.progress or (lambda updates: None),
+            batch_size=self.batch_size, seed=self.seed, progress=self.progress,
         )  # fmt: skip
         factor = functional.factorise(self.network_.L, self.network_.ridge)  # NaN where no response exists
         if not all(bool(value.isfinite().all()) for value in (*self.network_.parameters(), factor)):
@@ -83,8 +83,8 @@ class SimilarityMatching(FeatureMap):
         Raises:
             ValueError: If there was no :meth:`fit`, or there is no such readout.
         """
-        self._check_new_points(x)
-        return torch.cat([self._read(part, check_readout(readout)).to(x.dtype) for part in torch.split(x, 4096)])
+        name = check_readout(readout)
+        return self._in_blocks(x, lambda part: self._read(part, name))
 
     def _read(self, x: Tensor, readout: Readout) -> Tensor:
         network = self.network_

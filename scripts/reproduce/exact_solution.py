@@ -7,7 +7,7 @@ import contextlib
 
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script
+from figure_script import Arrays, Claim, Place, Script, many
 from half_moons_matching import SCRIPT as MATCHING
 from half_moons_overview import KERNEL, moons, paper_network
 from matplotlib.figure import Figure
@@ -214,9 +214,6 @@ def claims(arrays: Arrays) -> list[Claim]:
     as_predicted = bool((grew == (np.array(STEPS) > 1)).all())
     identity = {name.partition("/")[2]: float(value) for name, value in arrays.items() if name.startswith("identity/")}
 
-    def many(values: list[float]) -> str:
-        return ", ".join(f"{value:.3f}" for value in values)
-
     names = f"n = {', '.join(map(str, sizes))}"
     return [
         Claim(
@@ -281,8 +278,9 @@ def claims(arrays: Arrays) -> list[Claim]:
         Claim(
             "if the objective were concave in L, slower W and q would let it converge; left for future work",
             f"it is, once y is minimised out (midpoint above the mean of ends by at least {gap:.1e} in 200 random "
-            f"pairs), and its maximum has a closed form. The paper's L ends {many(noise)} of its norm away ({names}). "
-            f"J at n = 16: {arrays['16'][1]:.5f} for the paper's W and q, {arrays['exact/16'][0]:.5f} at its minimum",
+            f"pairs), and its maximum has a closed form. The paper's L ends {many(noise, 3)} of its norm away "
+            f"({names}). J at n = 16: {arrays['16'][1]:.5f} for the paper's W and q, {arrays['exact/16'][0]:.5f} at "
+            "its minimum",
             bool(gap > 0),
             "`ksm_lightning/exact.py` has the closed form.",
         ),
@@ -290,14 +288,15 @@ def claims(arrays: Arrays) -> list[Claim]:
             "what rate ratio is too large is an empirical question",
             "for L alone it can be said: it may go less than 2 / (1 + max(l_i/(l_j + ridge) + l_j/(l_i + ridge))) of "
             f"the way to C at once, {largest:.3f} for these eigenvalues; tried "
-            f"{many([step * largest for step in STEPS])}, of which {int((~grew).sum())} converge",
+            f"{many([step * largest for step in STEPS], 3)}, of which {int((~grew).sum())} converge",
             as_predicted,
             "2/3 if all eigenvalues were equal. With batches C is noisy, and the step must shrink like batch / n.",
         ),
         Claim(
             "that the error stops falling with n may be related to unstable convergence",
-            f"{names}: the paper's schedule {many(online)}; with the exact L for its W and q {many(exact_l)}; at the "
-            f"exact minimum of J {many(minimum)}; Nystroem on the landmarks of that minimum {many(on_minimum)}",
+            f"{names}: the paper's schedule {many(online, 3)}; with the exact L for its W and q {many(exact_l, 3)}; at "
+            f"the exact minimum of J {many(minimum, 3)}; Nystroem on the landmarks of that minimum "
+            f"{many(on_minimum, 3)}",
             None,
             "In part: the noise of L adds to it. What is left is the bound's, and neither the optimiser's nor the "
             "landmarks'.",

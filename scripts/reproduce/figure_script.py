@@ -4,7 +4,7 @@ import argparse
 import inspect
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,6 +191,16 @@ def curves_of(arrays: Arrays, name: str, methods: Sequence[str] = tuple(METHODS)
     """The same as curves to draw."""
     found = entries_of(arrays, name)
     return {method: figures.curve(list(found[method].values())) for method in methods if method in found}
+
+
+def many(values: Iterable[float], digits: int) -> str:
+    """Numbers, for people."""
+    return ", ".join(f"{value:.{digits}f}" for value in values)
+
+
+def where(sizes: Sequence[int]) -> str:
+    """Numbers of features, for people."""
+    return f"n = {', '.join(map(str, sizes))}" if sizes else "no n"
 
 
 def percent(value: float) -> str:

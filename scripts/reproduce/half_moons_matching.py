@@ -14,8 +14,10 @@ from figure_script import (
     entries_of,
     extent_of,
     failures,
+    many,
     panel_letter,
     run_comparison,
+    where,
 )
 from half_moons_overview import KERNEL, moons, paper_network, paper_phases
 from matplotlib.figure import Figure
@@ -56,11 +58,11 @@ def compute(place: Place) -> Arrays:
     arrays["nrmse"] = kernel_nrmse(KERNEL, x, y).numpy()
     for n in sizes:
         arrays[f"exact/{n}"] = np.array(exact(x, n, starts=1 if place.quick else 8))
-    many = [
+    fourier = [
         [float(kernel_nrmse(KERNEL, x, RandomFourier(KERNEL, n, seed=seed).fit_transform(x))) for seed in SEEDS]
         for n in MANY_FEATURES
     ]
-    arrays["many_fourier"] = np.array(many).mean(1)
+    arrays["many_fourier"] = np.array(fourier).mean(1)
     arrays["neural_fourier"] = np.array([fourier_networks(x, n, 100 if place.quick else 5000) for n in (16, 64)])
     return arrays
 
@@ -123,13 +125,10 @@ def claims(arrays: Arrays) -> list[Claim]:
     small, large = [n for n in sizes if n <= 16], [n for n in sizes if n >= 16]
 
     def row(entries: dict, method: str, chosen: list[int]) -> str:
-        return ", ".join(f"{entries[method][n].mean:.3f}" for n in chosen)
+        return many((entries[method][n].mean for n in chosen), 3)
 
     def below(first: str, second: str, chosen: list[int]) -> list[int]:
         return [n for n in chosen if paper[first][n].mean < paper[second][n].mean]
-
-    def where(found: list[int]) -> str:
-        return f"n = {', '.join(map(str, found))}" if found else "no n"
 
     better, order = below("ksm", "nystroem_kmeans", small), below("nystroem_kmeans", "nystroem_uniform", small)
     on_w, low = below("ksm_nystroem", "ksm", sizes), below("ksm", "nystroem_uniform", sizes)
@@ -141,7 +140,7 @@ def claims(arrays: Arrays) -> list[Claim]:
     floor = paper["ksm"][sizes[-1]].mean
     passing = next((n for n, error in zip(MANY_FEATURES, fourier, strict=True) if error < floor), None)
     optimum = [n for n in sizes if all(e[n].least >= paper["kernel_pca"][n].mean - 1e-6 for e in ours.values())]
-    many = arrays["neural_fourier"]  # (n, [once, 16 times the features])
+    networks = arrays["neural_fourier"]  # (n, [once, 16 times the features])
     one, half, adaptive = (
         failures(arrays, f"half_moons_{name}") for name in ("paper_start_1", "paper", "adaptive")
     )  # fmt: skip
@@ -203,9 +202,9 @@ def claims(arrays: Arrays) -> list[Claim]:
         Claim(
             "random features alone are the best case of the neural Fourier method",
             "with as many features as neurons: trained network "
-            f"{', '.join(f'{value:.3f}' for value in many[:, 1])}, its features "
-            f"{', '.join(f'{value:.3f}' for value in many[:, 0])} (n = 16, 64); with 16 times as many features: "
-            f"{', '.join(f'{value:.3f}' for value in many[:, 2])}",
+            f"{', '.join(f'{value:.3f}' for value in networks[:, 1])}, its features "
+            f"{', '.join(f'{value:.3f}' for value in networks[:, 0])} (n = 16, 64); with 16 times as many features: "
+            f"{', '.join(f'{value:.3f}' for value in networks[:, 2])}",
             None,
             "The best case with n features. From more features the network learns their principal components, and is "
             "far better than n of them.",

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script, extent_of, mnist_points, panel_letter, percent, piece
+from figure_script import Arrays, Claim, Place, Script, extent_of, many, mnist_points, panel_letter, percent, piece
 from matplotlib.figure import Figure
 from mnist_networks import ALPHAS, aligned, encode, network
 from tqdm import tqdm
@@ -113,10 +113,7 @@ def claims(arrays: Arrays) -> list[Claim]:
     train_spread = train[2:].max(0) - train[2:].min(0)
     kurtosis = [moments[alpha][2] for alpha in ALPHAS]
 
-    def many(values: Sequence[float] | np.ndarray) -> str:
-        return ", ".join(f"{value:.1f}" for value in values)
-
-    table = "; ".join(f"{name} {many(test[row])}" for row, name in enumerate(NAMES))
+    table = "; ".join(f"{name} {many(test[row], 1)}" for row, name in enumerate(NAMES))
     return [
         Claim(
             "alpha = 1: responses are roughly centred, neither sparse nor skewed",
@@ -127,8 +124,8 @@ def claims(arrays: Arrays) -> list[Claim]:
         ),
         Claim(
             "alpha = 2, 3, 4: heavy tails, often small and occasionally large positive responses",
-            f"skewness {many([moments[alpha][1] for alpha in ALPHAS[1:]])}; excess kurtosis "
-            f"{many([moments[alpha][2] for alpha in ALPHAS[1:]])}; below a tenth of the root mean square: "
+            f"skewness {many([moments[alpha][1] for alpha in ALPHAS[1:]], 1)}; excess kurtosis "
+            f"{many([moments[alpha][2] for alpha in ALPHAS[1:]], 1)}; below a tenth of the root mean square: "
             + ", ".join(percent(moments[alpha][3]) for alpha in ALPHAS[1:]),
             bool(all(moments[alpha][1] > 1 and moments[alpha][2] > 3 for alpha in ALPHAS[1:])),
         ),
@@ -144,24 +141,24 @@ def claims(arrays: Arrays) -> list[Claim]:
         ),
         Claim(
             "the test performance of alpha = 2, 3, 4 is nearly identical",
-            f"apart by {many(spread)} points for {', '.join(map(str, counts))} labels a class",
+            f"apart by {many(spread, 1)} points for {', '.join(map(str, counts))} labels a class",
             bool(spread.max() < 1.5),
             "Within what the draw of so few labels does.",
         ),
         Claim(
             "all nonlinear kernels give nearly identical train results",
-            f"apart by {many(train_spread)} points",
+            f"apart by {many(train_spread, 1)} points",
             bool(train_spread.max() < 1),
         ),
         Claim(
             "the nonlinear representations are useful for linear classification",
-            f"alpha = 3 minus pixels, test accuracy: {many(test[3] - test[0])} points for "
+            f"alpha = 3 minus pixels, test accuracy: {many(test[3] - test[0], 1)} points for "
             f"{', '.join(map(str, counts))} labels a class",
             extent_of([gap for gap in test[3] - test[0] if gap > 0], counts),
         ),
         Claim(
             "the accuracies of the figure",
-            f"test accuracy in %, the paper's rule: {table}; honest, alpha = 3: {many(honest[3])}",
+            f"test accuracy in %, the paper's rule: {table}; honest, alpha = 3: {many(honest[3], 1)}",
             None,
             "The paper's rule picks the penalty by the accuracy that it reports. `scripts/probe_table.py --reference` "
             "sets any published table beside ours.",

@@ -15,8 +15,10 @@ from figure_script import (
     curves_of,
     entries_of,
     extent_of,
+    many,
     mnist_points,
     panel_letter,
+    where,
 )
 from figure_script import run_comparison as compare
 from matplotlib.figure import Figure
@@ -72,15 +74,12 @@ def claims(arrays: Arrays) -> list[Claim]:
     large = [n for n in sizes if n > 100] or sizes[-1:]
 
     def row(entries: dict, method: str, chosen: list[int]) -> str:
-        return ", ".join(f"{entries[method][n].mean:.4f}" for n in chosen)
+        return many((entries[method][n].mean for n in chosen), 4)
 
     def rising(entries: dict, above: int = 0) -> list[int]:
         values = [entries["ksm"][n].mean for n in sizes]
         steps = zip(sizes[1:], values, values[1:], strict=False)
         return [n for n, before, now in steps if now > before and n > above]
-
-    def where(found: list[int]) -> str:
-        return f"n = {', '.join(map(str, found))}" if found else "no n"
 
     worst = max(entries[n].mean for entries in ours[1].values() for n in large)
     worst_paper = max(paper[1]["ksm"][n].mean for n in large)

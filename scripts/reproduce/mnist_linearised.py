@@ -5,7 +5,7 @@
 
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script, extent_of, image_rows, mnist_points
+from figure_script import Arrays, Claim, Place, Script, extent_of, image_rows, many, mnist_points
 from matplotlib.figure import Figure
 from mnist_networks import ALPHAS, aligned, network
 
@@ -58,26 +58,23 @@ def claims(arrays: Arrays) -> list[Claim]:
     def medians(name: str) -> list[float]:
         return [float(np.median(arrays[f"{name}_{alpha}"])) for alpha in ALPHAS]
 
-    def many(values: list[float], digits: int = 2) -> str:
-        return ", ".join(f"{value:.{digits}f}" for value in values)
-
     nearest, rough, wide = medians("nearest"), medians("roughness"), medians("extent")
     one_sign, digits = medians("one_sign"), float(np.median(arrays["roughness_digits"]))
     return [
         Claim(
             "alpha = 3: large responses of a single neuron are either always positive or always negative",
             "responses beyond three times a neuron's root mean square that share a sign, median over neurons, alpha 1 "
-            f"to 4: {many(one_sign)}",
+            f"to 4: {many(one_sign, 2)}",
             one_sign[2] > 0.95,
         ),
         Claim(
             "as alpha increases, neurons become increasingly selective to whole digits",
-            f"median cosine with the nearest digit, alpha 1 to 4: {many(nearest)}",
+            f"median cosine with the nearest digit, alpha 1 to 4: {many(nearest, 2)}",
             extent_of([step for step in np.diff(nearest) if step > 0.005], ALPHAS[1:]),
         ),
         Claim(
             "alpha = 1: not digits, but images of high spatial frequency",
-            f"squared differences of neighbours over squared pixels, alpha 1 to 4: {many(rough)}; of digits "
+            f"squared differences of neighbours over squared pixels, alpha 1 to 4: {many(rough, 2)}; of digits "
             f"{digits:.2f}, of white noise 3.8; cosine with the nearest digit {nearest[0]:.2f}",
             bool(rough[0] > 2 * digits and nearest[0] == min(nearest)),
         ),

@@ -5,7 +5,7 @@
 
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script, mnist_points
+from figure_script import Arrays, Claim, Place, Script, many, mnist_points
 from matplotlib.figure import Figure
 from mnist_networks import ALPHAS, encode, network
 
@@ -47,15 +47,15 @@ def draw(arrays: Arrays) -> dict[str, Figure]:
     return {"mnist_spectra": figure}
 
 
+def effective_rank(values: np.ndarray) -> float:
+    """``(sum of eigenvalues)^2 / sum of squares``: how many equal ones would spread as far."""
+    return float(values.sum() ** 2 / (values**2).sum())
+
+
 def claims(arrays: Arrays) -> list[Claim]:
     nonzero = [int((arrays[f"output_{alpha}"] > ZERO).sum()) for alpha in ALPHAS]
-    ranks = [
-        float(arrays[f"input_{alpha}"].sum() ** 2 / (arrays[f"input_{alpha}"] ** 2).sum()) for alpha in ALPHAS
-    ]  # fmt: skip
-
-    out_ranks = [
-        float(arrays[f"output_{alpha}"].sum() ** 2 / (arrays[f"output_{alpha}"] ** 2).sum()) for alpha in ALPHAS
-    ]  # fmt: skip
+    ranks = [effective_rank(arrays[f"input_{alpha}"]) for alpha in ALPHAS]
+    out_ranks = [effective_rank(arrays[f"output_{alpha}"]) for alpha in ALPHAS]
 
     def ratio(alpha: int, first: int, last: int) -> float:
         part = slice(first, last)
@@ -67,9 +67,6 @@ def claims(arrays: Arrays) -> list[Claim]:
     in_tail = [ratio(alpha, *tail) for alpha in ALPHAS[1:]]
     linear_tail = ratio(1, neurons // 8, neurons // 4)
 
-    def many(values: list[float]) -> str:
-        return ", ".join(f"{value:.2f}" for value in values)
-
     return [
         Claim(
             "increasing alpha flattens the spectrum of f: the effective rank increases",
@@ -78,12 +75,12 @@ def claims(arrays: Arrays) -> list[Claim]:
         ),
         Claim(
             "larger eigenvalues are closely matched for alpha = 1 and approximately for alpha > 1",
-            f"output over input, median over ranks {head[0] + 1} to {head[1]}, alpha 1 to 4: {many(in_head)}",
+            f"output over input, median over ranks {head[0] + 1} to {head[1]}, alpha 1 to 4: {many(in_head, 2)}",
             bool(abs(in_head[0] - 1) < 0.05 and all(abs(value - 1) < 0.25 for value in in_head)),
         ),
         Claim(
             "the learned spectra fall off more rapidly than the input's at small eigenvalues",
-            f"output over input at ranks {tail[0]} to {tail[1]}, alpha 2 to 4: {many(in_tail)}; alpha = 1, ranks "
+            f"output over input at ranks {tail[0]} to {tail[1]}, alpha 2 to 4: {many(in_tail, 2)}; alpha = 1, ranks "
             f"{neurons // 8} to {neurons // 4}: {linear_tail:.2f}",
             bool(all(value < 1 for value in in_tail) and linear_tail < 1),
         ),
