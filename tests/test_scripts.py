@@ -81,6 +81,16 @@ def test_a_figure_is_computed_to_a_file_and_drawn_from_it(elsewhere, capsys):
     assert results.stat().st_mtime_ns > written
 
 
+def test_damaged_results_are_named(elsewhere, capsys):
+    assert run("reproduce/half_moons_overview.py", "--quick") == 0
+    results = elsewhere / "half_moons_overview.npz"
+    results.write_bytes(results.read_bytes()[:1000])
+    capsys.readouterr()
+    assert run("reproduce/half_moons_overview.py", "--quick") == 1
+    said = capsys.readouterr().err.strip()
+    assert said == f"half_moons_overview: error: {results} is damaged: remove it, and it is computed again."
+
+
 def test_the_report_has_a_section_for_every_figure():
     text = (REPRODUCE / "REPORT.md").read_text()
     for name in FIGURES:

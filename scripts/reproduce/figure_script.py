@@ -4,6 +4,7 @@ import argparse
 import inspect
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,9 +124,16 @@ def save(path: Path, arrays: Arrays) -> None:
 
 
 def load(path: Path) -> Arrays:
-    """What :func:`save` wrote."""
-    with np.load(path) as file:
-        return {name: file[name] for name in file.files}
+    """What :func:`save` wrote.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    try:
+        with path.open("rb") as file, np.load(file) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (zipfile.BadZipFile, EOFError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: remove it, and it is computed again.") from error
 
 
 def mnist_points(place: Place) -> torch.Tensor:
