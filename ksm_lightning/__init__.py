@@ -1,6 +1,7 @@
 """Kernel similarity matching with Hebbian neural networks, in PyTorch Lightning."""
 
 from ksm_lightning.data import ArrayDataModule, DigitsDataModule, HalfMoonsDataModule
+from ksm_lightning.extractor import FeatureExtractor
 from ksm_lightning.initialisation import DataInit, NormalInit
 from ksm_lightning.kernels import (
     ArcCosineKernel,
@@ -26,6 +27,7 @@ __all__ = [
     "CauchyKernel",
     "DataInit",
     "DigitsDataModule",
+    "FeatureExtractor",
     "GaussianKernel",
     "HalfMoonsDataModule",
     "KSMNetwork",

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from ksm_lightning.kernels import make_kernel
+from ksm_lightning.network import KSMNetwork
+from ksm_lightning.preprocessing import Preprocessing
 from ksm_lightning.schedule import Schedule, make_schedule
 
-FORMAT = 1
+FORMAT = 2
 """Number of the checkpoint's format; it changes whenever older files would be misread."""
 _HYPER_PARAMETERS = {
     "num_neurons", "in_features", "kernel", "kernel_params", "ridge", "init", "init_scale", "solver", "updates",
@@ -82,12 +84,47 @@ def check_content(content: Any, path: str) -> None:
     if not isinstance(update, int) or update < 0:
         raise ValueError(f"{path} does not say how many updates it has seen.")
     n, m = hparams["num_neurons"], hparams["in_features"]
+    preprocessing = preprocessing_of(content, path)
+    if preprocessing is not None and preprocessing.in_features != m:
+        raise ValueError(
+            f"The checkpoint {path} contradicts itself: its preprocessing is of {preprocessing.in_features} features, "
+            f"and the network takes {m}."
+        )
     _check_tracked(about.get("tracked"), (n, n), path)
     expected = {"network.W": (n, m), "network.q": (n,), "network.L": (n, n)}
     for name, shape in expected.items():
         found = tuple(state[name].shape) if isinstance(state.get(name), torch.Tensor) else None
         if found != shape:
             raise ValueError(f"The checkpoint {path} contradicts itself: {name} should be {shape} and is {found}.")
+
+
+def preprocessing_of(content: dict[str, Any], path: str = "The checkpoint") -> Preprocessing | None:
+    """What was done to the training data before the network saw it; None where that was not this package's business.
+
+    Raises:
+        ValueError: If what the checkpoint says of it is damaged.
+    """
+    state = content["ksm_lightning"].get("preprocessing", {})
+    if state is None:
+        return None
+    try:
+        return Preprocessing.from_state(state)
+    except ValueError as error:
+        raise ValueError(f"The checkpoint {path} is damaged: {error}") from error
+
+
+def network_of(content: dict[str, Any]) -> KSMNetwork:
+    """The trained network of a checkpoint that was read, with the kernel of the phase it was saved in; on the CPU."""
+    hparams, state = content["hyper_parameters"], content["state_dict"]
+    kernel = make_kernel(hparams["kernel"], **hparams["kernel_params"])
+    schedule = make_schedule(hparams["phases"], hparams["updates"])
+    kernel = kernel.with_params(**schedule.kernel_params(content["global_step"]))
+    W = state["network.W"]
+    network = KSMNetwork(kernel, W.shape[1], W.shape[0], hparams["ridge"], solver=hparams["solver"]).to(W.dtype)
+    prefix = "network."  # whatever else a user's own module keeps is not the network's
+    weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    network.load_state_dict(weights)
+    return network
 
 
 def _check_tracked(tracked: Any, shape: tuple[int, int], path: str) -> None:

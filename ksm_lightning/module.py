@@ -20,7 +20,7 @@ from ksm_lightning.data import KSMDataModule, UpdateBlock
 from ksm_lightning.initialisation import DataInit, Initialiser, NormalInit
 from ksm_lightning.kernels import full_precision, make_kernel
 from ksm_lightning.network import KSMNetwork, Solver
-from ksm_lightning.readout import make_reader, read_out
+from ksm_lightning.readout import read_out
 from ksm_lightning.schedule import PaperSchedule, Phase, Rates, Schedule, make_schedule
 from ksm_lightning.updater import Acceleration, Inverse, Observation, Ranks, Updater
 
@@ -144,6 +144,7 @@ class KernelSimilarityMatching(L.LightningModule):
         self._reader: Callable[[Tensor], Tensor] | None = None
         self._updater: Updater | None = None
         self._tracked: dict[str, Any] = {}
+        self._preprocessing: dict[str, Any] | None = None
         self._changes: dict[str, float] | None = None
         self.logged_energies: list[tuple[int, float]] = []
         """Updates of the last block that were logged, counted from 1, and the energies of their batches."""
@@ -282,12 +283,19 @@ class KernelSimilarityMatching(L.LightningModule):
         self._awaits_data = self._awaits_start = False
         self.rate_factor = float(checkpoint["ksm_lightning"]["rate_factor"])
         self._tracked = checkpoint["ksm_lightning"].get("tracked", {})
+        self._preprocessing = checkpoint["ksm_lightning"]["preprocessing"]
         self.apply_schedule(checkpoint["global_step"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Say what wrote this, and what the update count does not tell."""
+        """Say what wrote this, what the update count does not tell, and what was done to the data before."""
         tracked = self._tracked if self._updater is None else self._updater.state_dict()
-        checkpoint["ksm_lightning"] = {"format": FORMAT, "rate_factor": self.rate_factor, "tracked": tracked}
+        data = self._data()
+        checkpoint["ksm_lightning"] = {
+            "format": FORMAT,
+            "rate_factor": self.rate_factor,
+            "tracked": tracked,
+            "preprocessing": self._preprocessing if data is None else data.preprocessing.state(),
+        }
 
     def apply_schedule(self, update: int) -> None:
         """Set the kernel for the update with this number."""
@@ -570,14 +578,14 @@ class KernelSimilarityMatching(L.LightningModule):
         """Responses to a block of points; logs their energy."""
         return self._evaluation_step(batch, "test")
 
-    def set_readout(self, readout: str, sample: Tensor | None = None) -> None:
-        """Choose what ``predict`` computes: one of the readouts by name, from the weights as they are now."""
-        self._reader = None if readout == "neural" else make_reader(self.network, readout, sample)
+    def set_reader(self, reader: Callable[[Tensor], Tensor] | None) -> None:
+        """Choose what ``predict`` computes of points (batch, m); the network's responses again when None."""
+        self._reader = reader
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Features of a block of points: responses, unless :meth:`set_readout` says otherwise."""
+        """Features of a block of points: responses, unless :meth:`set_reader` says otherwise."""
         x = inputs_of(batch)
-        return self.forward(x) if self._reader is None else self._reader(x)
+        return self.forward(x) if self._reader is None else self._reader(x).to(self.network.W.dtype)
 
     def _evaluation_step(self, batch: Any, stage: str) -> Tensor:
         x = inputs_of(batch)

@@ -45,7 +45,11 @@ def test_a_checkpoint_holds_tensors_and_primitives_alone(saved):
         "inverse": "auto",
         "acceleration": "none",
     }
-    assert content["ksm_lightning"] == {"format": 1, "rate_factor": 1.0, "tracked": {}}
+    preprocessing = content["ksm_lightning"].pop("preprocessing")
+    assert content["ksm_lightning"] == {"format": 2, "rate_factor": 1.0, "tracked": {}}
+    assert {name: type(value).__name__ for name, value in preprocessing.items()} == {
+        "mean": "Tensor", "scale": "Tensor", "image_shape": "NoneType", "crop": "int"
+    }  # fmt: skip
     assert set(content["state_dict"]) == {"network.W", "network.q", "network.L"}
 
 
@@ -194,7 +198,7 @@ def changed(path, change):
         ),
         (
             lambda p: changed(p, lambda c: c["ksm_lightning"].update(format=99)),
-            "its format is 99, and this version reads 1",
+            "its format is 99, and this version reads 2",
         ),
         (lambda p: changed(p, lambda c: c["ksm_lightning"].update(rate_factor=float("nan"))), "its rate_factor is nan"),
         (lambda p: changed(p, lambda c: c["hyper_parameters"].update(ridge=None)), "its ridge None"),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ksm_lightning.data.batches import MAX_SLOTS, BatchSource, Blocks, draw_indices
 from ksm_lightning.data.points import Points, Standardisation, check_points
+from ksm_lightning.preprocessing import Preprocessing
 from ksm_lightning.readout import READOUT_SAMPLE
 
 _MOST_PROBED = 100_000
@@ -42,6 +43,8 @@ class KSMDataModule(L.LightningDataModule):
 
     image_shape: tuple[int, int] | None = None
     """Height and width of a point, where points are images."""
+    crop: int = 0
+    """Pixels cropped from each side of raw images before they become points."""
     label_names: tuple[str, ...] | None = None
     """Names of the labels, where they have some."""
 
@@ -66,6 +69,7 @@ class KSMDataModule(L.LightningDataModule):
         self.train_labels: Tensor | None = None
         self.test_labels: Tensor | None = None
         self.standardisation: Standardisation | None = None
+        self._given: Preprocessing | None = None
 
     @abstractmethod
     def load(self) -> tuple[Dataset, Dataset | None]:
@@ -87,6 +91,9 @@ class KSMDataModule(L.LightningDataModule):
         name = type(self).__name__
         check_points(train.x, f"The training data of {name}")
         self.standardisation = self.standardise(train.x)
+        if self._given is not None:
+            self._check_given(self._given, train.x.shape[1])
+            self.standardisation = Standardisation(self._given.mean.numpy(), self._given.scale.numpy())
         if test is not None:
             check_points(test.x, f"The test data of {name}")
             if test.x.shape[1] != train.x.shape[1]:
@@ -95,6 +102,39 @@ class KSMDataModule(L.LightningDataModule):
                 )
             self._test, self.test_labels = self._points(test)
         self._train, self.train_labels = self._points(train)
+
+    def use(self, preprocessing: Preprocessing) -> None:
+        """Centre and scale as a trained network's data was, whatever this data's own mean and scale are.
+
+        Raises:
+            RuntimeError: If the data has been loaded already.
+        """
+        if self._train is not None:
+            raise RuntimeError("The data is loaded already: say what to use before `setup`.")
+        self._given = preprocessing
+
+    def _check_given(self, given: Preprocessing, features: int) -> None:
+        if given.in_features != features:
+            raise ValueError(
+                f"The data has {features} features, but the network was trained on points of {given.in_features}: use "
+                "the data that it was trained on, or data like it."
+            )
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What makes points of raw input; loads the data if need be."""
+        features = self.in_features
+        if self._given is not None:
+            return Preprocessing.from_state(self._given.state())
+        done = self.standardisation or Standardisation(np.zeros(features), np.ones(features))
+        return Preprocessing.from_state(
+            {
+                "mean": torch.tensor(done.mean),
+                "scale": torch.tensor(done.scale),
+                "image_shape": self.image_shape,
+                "crop": self.crop,
+            }
+        )
 
     def _points(self, data: Dataset) -> tuple[Points, Tensor | None]:
         labels = None

@@ -274,5 +274,5 @@ def _angle(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (
         torch.where(is_end, cosine.sign(), inside),
         torch.where(is_end, 0.0, (1 - inside * inside).sqrt()),
-        torch.where(is_end, math.pi * (cosine < 0), inside.acos()),
+        torch.where(is_end, math.pi * (cosine < 0).to(cosine.dtype), inside.acos()),
     )

@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +47,7 @@ class RadialKernel(Kernel):
 
     def __init__(self, sigma: float = 1.0) -> None:
         super().__init__()
-        if not (isinstance(sigma, int | float) and math.isfinite(sigma) and sigma > 0):
+        if not (isinstance(sigma, int | float | np.number) and math.isfinite(sigma) and sigma > 0):
             raise ValueError(
                 f"`sigma` must be positive and finite, got {sigma}. It is the kernel's width in input units."
             )

@@ -1,0 +1,199 @@
+"""A feature extractor as a file for other programs: a torch program, ONNX or safetensors, checked at once."""
+
+import json
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ksm_lightning.extractor import FeatureExtractor
+from ksm_lightning.files import draft_of
+
+Format = Literal["torch", "onnx", "safetensors"]
+SUFFIXES: dict[Format, str] = {"torch": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
+# What a file's features may differ by from those of the extractor, in units of the largest or of 1.
+_TOLERANCE = 1e-5
+_INPUT, _OUTPUT = "x", "features"
+
+
+class Exported(NamedTuple):
+    """What was written."""
+
+    path: Path
+    difference: float
+    """The largest difference between a feature by the file and by the extractor."""
+
+
+def export(
+    extractor: FeatureExtractor, path: str | Path, format: Format, input_shape: Sequence[int] | None = None
+) -> Exported:
+    """Write an extractor, read the file with the program it is for, and hold its features against the extractor's.
+
+    The file takes float32 input of any batch size. ``torch`` makes a program for ``torch.export.load`` and ``onnx`` one
+    for ONNX runtimes, neither of which needs this package; ``safetensors`` is for :meth:`FeatureExtractor.load`.
+
+    Args:
+        extractor: The extractor; moved to the CPU.
+        path: The file to write, whole or not at all.
+        format: ``torch``, ``onnx`` or ``safetensors``.
+        input_shape: Shape of one input, such as ``(1, 28, 28)``; a row of raw values unless given.
+
+    Raises:
+        ValueError: If the format, the shape or the file's name is impossible, or the features differ.
+        ModuleNotFoundError: If packages for ONNX are missing.
+    """
+    path, shape = Path(path), tuple(input_shape or (extractor.raw_features,))
+    if format not in get_args(Format):
+        raise ValueError(f"There is no format {format!r}: choose one of {', '.join(SUFFIXES)}.")
+    if path.suffix != SUFFIXES[format]:
+        raise ValueError(f"The format {format} is written to a {SUFFIXES[format]} file, got {path}.")
+    extractor = extractor.cpu().eval()
+    x = example_inputs(extractor).view(-1, *_check_shape(extractor, shape))
+    write, read = {"torch": _torch, "onnx": _onnx, "safetensors": _safetensors}[format]
+    with draft_of(path) as draft:
+        written = draft.with_name(f"{draft.name}{path.suffix}")  # the libraries insist on their own endings
+        try:
+            write(extractor, x, written)
+            program = read(written)
+            differences = [(program(part) - extractor(part)).abs().max() for part in (x, x[:1])]
+            written.replace(draft)
+        finally:
+            written.unlink(missing_ok=True)
+        largest = max(1.0, float(extractor(x).abs().max()))
+        difference = float(torch.stack(differences).max())  # NaN if one is
+        if not difference <= _TOLERANCE * largest:
+            raise ValueError(f"The features of the file differ by {difference:.1e} and were not written.")
+    return Exported(path, difference)
+
+
+def example_inputs(extractor: FeatureExtractor, count: int = 64) -> Tensor:
+    """Raw rows (samples, raw features), float32: landmarks and places between them, where the training data was."""
+    prepare = extractor.preprocessing
+    W = extractor.W.double().cpu()
+    chosen = W[torch.linspace(0, len(W) - 1, min(len(W), count)).long()]
+    rows = torch.cat([chosen, 0.5 * (chosen + chosen.roll(1, 0)), 0.9 * chosen])
+    rows = prepare.inverse(rows.to(prepare.mean.device)).float().cpu()
+    if prepare.raw_shape is None or prepare.image_shape is None:
+        return rows
+    border = (prepare.crop,) * 4
+    return torch.nn.functional.pad(rows.view(-1, *prepare.image_shape), border).flatten(1)
+
+
+def _check_shape(extractor: FeatureExtractor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if math.prod(shape) != extractor.raw_features or min(shape) < 1:
+        raise ValueError(
+            f"Inputs of shape {shape} have {math.prod(shape)} values, and the extractor takes {extractor.raw_features}."
+        )
+    return shape
+
+
+def _about(extractor: FeatureExtractor) -> str:
+    return json.dumps({**extractor.metadata, "identity": extractor.identity})
+
+
+def _dynamic() -> dict[str, Any]:
+    return {_INPUT: {0: torch.export.Dim("batch", min=1)}}
+
+
+Write = Callable[[FeatureExtractor, Tensor, Path], None]
+Read = Callable[[Path], Callable[[Tensor], Tensor]]
+
+
+def _write_torch(extractor: FeatureExtractor, x: Tensor, path: Path) -> None:
+    with _quietly():
+        program = torch.export.export(extractor, (x,), dynamic_shapes=_dynamic())
+        torch.export.save(program, path, extra_files={"ksm_lightning.json": _about(extractor)})
+
+
+def _read_torch(path: Path) -> Callable[[Tensor], Tensor]:
+    with _quietly():
+        program: Callable[[Tensor], Tensor] = torch.export.load(path).module()
+    return program
+
+
+def _write_onnx(extractor: FeatureExtractor, x: Tensor, path: Path) -> None:
+    _check_onnx()
+    with _quietly():
+        traced = torch.export.export(extractor, (x,), dynamic_shapes=_dynamic())
+        table = torch.export.default_decompositions()
+        table[torch.ops.aten.acos.default] = float64_acos
+        program = torch.onnx.export(
+            traced.run_decompositions(table), dynamo=True, input_names=[_INPUT], output_names=[_OUTPUT],
+            external_data=False, verbose=False,
+        )  # fmt: skip
+        assert program is not None
+        program.model.metadata_props["ksm_lightning"] = _about(extractor)
+        program.save(str(path), external_data=False)
+
+
+def float64_acos(x: Tensor) -> Tensor:
+    """The arc cosine from operations that ONNX Runtime has in float64, to about 1e-14; float32 needs no help.
+
+    A guess in float32 and one step of Newton's method; near 0, where that fails, the series in ``1 - x``.
+
+    Example:
+        >>> x = torch.tensor([-1.0, -0.3, 0.999, 1.0], dtype=torch.float64)
+        >>> bool((float64_acos(x) - x.acos()).abs().max() < 1e-13)
+        True
+    """
+    if x.dtype != torch.float64:
+        return NotImplemented  # type: ignore[no-any-return]  # which tells torch.export to leave the operation alone
+    cosine = x.abs()
+    rest = 1 - cosine
+    series = (2 * rest).sqrt() * (1 + rest * (1 / 12 + rest * (3 / 160 + rest * (5 / 896 + rest * 35 / 18432))))
+    guess = cosine.float().acos().double()
+    newton = guess + (torch.sin(math.pi / 2 - guess) - cosine) / torch.sin(guess).clamp(min=0.1)
+    angle = torch.where(rest < 0.01, series, newton)
+    return torch.where(x < 0, math.pi - angle, angle)
+
+
+def _read_onnx(path: Path) -> Callable[[Tensor], Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(x: Tensor) -> Tensor:
+        (features,) = session.run([_OUTPUT], {_INPUT: np.ascontiguousarray(x.numpy())})
+        return torch.from_numpy(features)
+
+    return run
+
+
+def _check_onnx() -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            __import__(name)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"ONNX export needs the package {name}: install them all with pip install 'ksm_lightning[onnx]'."
+            ) from error
+
+
+def _write_safetensors(extractor: FeatureExtractor, x: Tensor, path: Path) -> None:
+    extractor.save(path)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what the exporters tell developers of exporters."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+_torch: tuple[Write, Read] = (_write_torch, _read_torch)
+_onnx: tuple[Write, Read] = (_write_onnx, _read_onnx)
+_safetensors: tuple[Write, Read] = (_write_safetensors, FeatureExtractor.load)
