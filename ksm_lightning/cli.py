@@ -1,4 +1,4 @@
-"""The command ``ksm``: fit, validate, test, predict and compare from YAML files and options."""
+"""The command ``ksm``: fit, validate, test, predict, compare and report from YAML files and options."""
 
 import argparse
 import importlib
@@ -31,9 +31,10 @@ from ksm_lightning.callbacks import (
     UpdateCheckpoint,
     UpdateProgressBar,
 )
-from ksm_lightning.checkpoint import read_checkpoint
+from ksm_lightning.checkpoint import preprocessing_of, read_checkpoint
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.preprocessing import Preprocessing
 from ksm_lightning.run_folder import RunFolder
 
 _DESCRIPTION = "Kernel similarity matching with Hebbian neural networks: train, evaluate and use a network."
@@ -45,12 +46,22 @@ _COMMANDS = {
 }
 # Commands that need no Trainer, by the function that does them.
 _OWN_COMMANDS = {
+    "export": (
+        "ksm_lightning.commands.export",
+        "Write the feature extractor for other programs: ksm export --ckpt_path=... --format=onnx",
+    ),
     "compare": (
         "ksm_lightning.commands.compare",
         "Errors of all methods against the number of features: ksm compare --data=HalfMoonsDataModule "
         "--kernel_params.sigma=0.3",
     ),
+    "report": (
+        "ksm_lightning.commands.report",
+        "One page about a run, with what to try next: ksm report runs/half_moons/version_0",
+    ),
 }
+# Those of them that take what has no default without an option's name.
+_POSITIONAL = {"report"}
 _EVALUATIONS: dict[str, type[L.Callback]] = {"kernel_error": KernelError, "probe": LinearProbe, "kmeans": KMeansProbe}
 _CALLBACKS: dict[str, dict[str, type[L.Callback]]] = {
     "fit": {**_EVALUATIONS, "figures": Figures, "guard": DivergenceGuard, "checkpoint": UpdateCheckpoint},
@@ -99,7 +110,7 @@ def _run_own_command(name: str, args: Sequence[str]) -> None:
     description = (function.__doc__ or "").partition("Args:")[0].strip()
     parser = KSMArgumentParser(prog=f"ksm {name}", description=description)
     parser.add_argument("--config", action=ActionConfigFile, help="A YAML file with options.")
-    parser.add_function_arguments(function, fail_untyped=True)
+    parser.add_function_arguments(function, fail_untyped=True, as_positional=name in _POSITIONAL)
     _check_config_files(args)
     options = parser.instantiate_classes(parser.parse_args(list(args)))
     options.pop("config", None)
@@ -165,6 +176,7 @@ class KSMCLI(LightningCLI):
         """Parse, and remember what was really said as opposed to what is a default."""
         self._args = args if isinstance(args, list) else sys.argv[1:]
         self._resumed_at = 0
+        self._preprocessing: Preprocessing | None = None
         _check_config_files(self._args)
         with warnings.catch_warnings():
             # Only tests and notebooks pass `args`, and they mean it.
@@ -189,6 +201,7 @@ class KSMCLI(LightningCLI):
             return
         checkpoint = read_checkpoint(path)
         self._resumed_at = int(checkpoint["global_step"])
+        self._preprocessing = preprocessing_of(checkpoint)
         saved = checkpoint["hyper_parameters"]
         overruled = [arg for arg in self._args if arg.startswith("--model.") and not arg.startswith("--model.solver")]
         if command != "fit" and overruled:
@@ -239,7 +252,8 @@ class KSMCLI(LightningCLI):
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        return kwargs | {"weights_only": True}
+        kwargs["weights_only"] = True
+        return kwargs | ({"return_predictions": False} if subcommand == "predict" else {})
 
     def _check_data(self) -> None:
         """Load the data, and hold it against the model, before anything is written."""
@@ -248,6 +262,8 @@ class KSMCLI(LightningCLI):
                 f"The network solves linear systems and needs full precision: set --trainer.precision to 32-true or "
                 f"64-true, got {self.trainer.precision}."
             )
+        if self._preprocessing is not None:
+            self.datamodule.use(self._preprocessing)
         self.datamodule.setup(self.subcommand)
         wanted, found = self.model.hparams["in_features"], self.datamodule.in_features
         if wanted is not None and wanted != found:

@@ -16,6 +16,7 @@ from matplotlib.ticker import LogLocator
 
 from ksm_lightning.tables import Summary
 
+_CURVE_COLORS = ("#d81f2a", "#1f4fd8", "#2a9d4a", "#e08a00", "#8a5cc0", "#7a5230")
 # Grey is no response, red a positive and blue a negative one, as in the paper.
 TUNING = LinearSegmentedColormap.from_list("tuning", ["#1f4fd8", "#c8c8c8", "#d81f2a"])
 
@@ -72,6 +73,13 @@ class Plane:
         axes.set_aspect("equal", adjustable="datalim")
 
 
+def among_data(W: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Landmarks (n, m) of a homogeneous kernel as long as the data (samples, m); their own length is but a gain."""
+    lengths = np.linalg.norm(W, axis=1, keepdims=True)
+    shown: np.ndarray = W * np.linalg.norm(x, axis=1).mean() / np.maximum(lengths, 1e-12)
+    return shown
+
+
 def features_panel(axes: Axes, x: np.ndarray, W: np.ndarray, plane: Plane) -> None:
     """The data and the learned features W among it."""
     points, features = plane(x), plane(W)
@@ -79,9 +87,17 @@ def features_panel(axes: Axes, x: np.ndarray, W: np.ndarray, plane: Plane) -> No
     axes.scatter(
         features[:, 0], features[:, 1], s=32, color="#d81f2a", edgecolor="white", linewidth=0.7, label="features $w_i$"
     )
-    axes.set_title(f"Data and {len(W)} learned features")
+    # A landmark that was lost can be hundreds of times as far away as the data is wide, which would be a dot then.
+    low, high = points.min(0), points.max(0)
+    margin = 0.5 * max(float((high - low).max()), 1e-12)
+    is_far = ((features < low - margin) | (features > high + margin)).any(1)
+    beyond = f", {int(is_far.sum())} of them far outside" if is_far.any() else ""
+    axes.set_title(f"Data and {len(W)} learned features{beyond}")
     axes.legend(loc="best", fontsize=8, framealpha=0.9)
     plane.label(axes)
+    if is_far.any():
+        axes.set_aspect("equal", adjustable="box")
+        axes.set(xlim=(low[0] - margin, high[0] + margin), ylim=(low[1] - margin, high[1] + margin))
 
 
 def tuning_panel(axes: Axes, x: np.ndarray, response: np.ndarray, neuron: int, plane: Plane) -> None:
@@ -159,6 +175,21 @@ def energy_panel(axes: Axes, updates: Sequence[int], energies: Sequence[float], 
     handles, labels = axes.get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
     axes.legend(named.values(), named.keys(), loc="upper right", fontsize=8)
+
+
+def history_panel(
+    axes: Axes, curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], title: str, quantity: str
+) -> None:
+    """Numbers that were measured now and then over the updates, a curve each."""
+    for (name, (steps, values)), color in zip(curves.items(), _CURVE_COLORS, strict=False):
+        axes.plot(steps, values, ".-", color=color, markersize=6, linewidth=1.4, label=name)
+    axes.set(xlabel="update", ylabel=quantity)
+    values = [value for curve in curves.values() for value in curve[1]]
+    if min(values) > 0 and max(values) > 100 * min(values):
+        axes.set_yscale("log")  # the end of a warm-up can be that far away
+    axes.set_title(title)
+    axes.grid(True, color="0.9", linewidth=0.7)
+    axes.legend(loc="best", fontsize=8, framealpha=0.9)
 
 
 def responses_panel(axes: Axes, y: np.ndarray) -> None:
@@ -264,3 +295,29 @@ def error_panel(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, st
     axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
     axes.grid(True, which="major", color="0.9", linewidth=0.7)
     axes.legend(loc="best", fontsize=7, framealpha=0.9)
+
+
+def ranking_panel(axes: Axes, errors: Mapping[str, Sequence[float]], labels: Mapping[str, str]) -> None:
+    """The kernel's NRMSE of several methods at one n, a bar each, the least on top; a line reaches over the seeds."""
+    means = {name: float(np.mean(values)) for name, values in errors.items()}
+    order = sorted(means, key=lambda name: -means[name])
+    axes.barh(
+        [labels[name] for name in order],
+        [means[name] for name in order],
+        color=[_METHOD_STYLES.get(name, ("0.3", "-", "."))[0] for name in order],
+        height=0.6,
+    )
+    for place, name in enumerate(order):
+        axes.plot([min(errors[name]), max(errors[name])], [place, place], color="0.2", linewidth=1.2)
+        axes.annotate(
+            f"{means[name]:.3g}",
+            (max(errors[name]), place),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    axes.set(xlabel="kernel NRMSE", xlim=(0, 1.15 * max(1e-12, *(max(values) for values in errors.values()))))
+    axes.set_title("Errors with as many features")
+    axes.tick_params(axis="y", labelsize=8, length=0)
+    axes.spines[["top", "right"]].set_visible(False)

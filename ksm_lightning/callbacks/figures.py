@@ -113,10 +113,7 @@ class Figures(Callback):
         neurons = figures.choose_neurons(W, y, self.num_neurons)
         ends = list(model.schedule.phase_ends)
 
-        # The length of a homogeneous kernel's feature is its gain; its place among the data is its direction.
-        lengths = np.linalg.norm(W, axis=1, keepdims=True)
-        typical = np.linalg.norm(features, axis=1).mean()
-        shown_W = W * typical / np.maximum(lengths, 1e-12) if model.network.kernel.is_homogeneous else W
+        shown_W = figures.among_data(W, features) if model.network.kernel.is_homogeneous else W
         panels: dict[str, Panel] = {"features": lambda axes: figures.features_panel(axes, features, shown_W, plane)}
         for neuron in neurons:
             panels[f"tuning_{neuron}"] = partial(

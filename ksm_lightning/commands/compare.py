@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from ksm_lightning.baselines.networks import Phases
+from ksm_lightning.commands.device import find_device
 from ksm_lightning.comparison import Comparison
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.files import write_png
@@ -62,9 +62,7 @@ def compare(
     if max_points < 2 or fit_points < 2:
         raise ValueError(f"`max_points` and `fit_points` must be at least 2, got {max_points} and {fit_points}.")
     similarity = make_kernel(kernel, **(kernel_params or {}))
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"There is no CUDA device here for --device={device}: leave it out, or say cpu.")
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    place = find_device(device)
     data.prepare_data()
     points = data.train_points
     x = points.take(random_subset(len(points), fit_points)).to(place)
