@@ -14,13 +14,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from tqdm import tqdm
 
-from ksm_lightning import learning
 from ksm_lightning.kernels import Kernel, make_kernel
 from ksm_lightning.metrics import random_subset
 from ksm_lightning.network import KSMNetwork
 from ksm_lightning.readout import READOUT_SAMPLE, Readout, check_readout, landmark_features, readout_matrix
-from ksm_lightning.schedule import AdaptiveSchedule
-from ksm_lightning.streaming import Stream
+from ksm_lightning.streaming import Stream, train_on_few
 
 _BLOCK = 4096
 _DTYPES = (np.float64, np.float32)
@@ -98,14 +96,12 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         kernel, seed = self._check(), self._draw_seed()
         updates = max(2000, 5 * self.n_components) if self.updates is None else self.updates
         with tqdm(total=updates, desc="KSMTransformer", unit="update", disable=not self.verbose) as bar:
-            network = learning.train(
-                kernel, x, self.n_components, AdaptiveSchedule(updates), batch_size=self.batch_size, seed=seed,
-                progress=bar.update,
-            )  # fmt: skip
-        sample = x[random_subset(len(x), max(READOUT_SAMPLE, learning.sample_size(self.n_components)))]
-        _warn_if_blind(kernel, sample[:500])
-        self._stream = Stream.after(network, sample, updates, batch_size=self.batch_size, seed=seed)
-        self._take(network, sample)
+            network = train_on_few(
+                kernel, x, self.n_components, updates, batch_size=self.batch_size, seed=seed, progress=bar.update
+            )
+        _warn_if_blind(kernel, x[random_subset(len(x), 500)])
+        self._stream = Stream.after(network, x, updates, batch_size=self.batch_size, seed=seed)
+        self._take(network, x[random_subset(len(x), READOUT_SAMPLE)])
         self.n_samples_seen_ = len(x)
         self.n_updates_ = updates
         return self

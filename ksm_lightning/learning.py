@@ -3,6 +3,7 @@
 Nothing here knows Lightning: :func:`learn` is the whole training of a network.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
@@ -45,10 +46,10 @@ def natural_ridge(kernel: Kernel, x: Tensor, num_neurons: int) -> float:
     """
     mean = float(kernel.diag(x.double()).mean())
     limits = torch.finfo(x.dtype)
-    if mean != 0 and not limits.tiny < mean**2 < limits.max / 1e4:
+    if mean != 0 and not math.sqrt(limits.tiny) < abs(mean) < math.sqrt(limits.max / 1e4):
         raise ValueError(
             f"The similarity f(x, x) is {mean:.1e} on average, whose square is out of the range of {x.dtype}: scale "
-            "the data (scaling=global or feature), or use precision=64-true."
+            "the data (scaling=global or feature; StandardScaler in scikit-learn), or use float64 (precision=64-true)."
         )
     return _RELATIVE_RIDGE * mean / num_neurons if mean > 0 else _RELATIVE_RIDGE
 

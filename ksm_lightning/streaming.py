@@ -1,5 +1,7 @@
 """Learning from a stream without an end: one sample or many at a time, in bounded memory."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,19 @@ from ksm_lightning.rules import rates_at
 from ksm_lightning.schedule import AdaptiveSchedule, Rates
 from ksm_lightning.updater import Updater
 
-# Steps stay as they are for so many samples a neuron, and fall with this power of the samples seen after that.
-_HOLD, _POWER = 10, 0.75
+# Steps stay as they are for so many samples a neuron, and fall with a power of the samples seen after that: W and q
+# slowly enough to get anywhere, fast enough for the noise to vanish (Robbins and Monro); L as the mean of all samples
+# does, so that between two looks after the network it forgets the same small part of what the stream no longer shows.
+_HOLD, _POWER, _POWER_L = 4, 0.75, 1.0
+# Updates from what is remembered when the network begins anew.
+_REHEARSAL = 200
+# The network is looked after whenever the stream has grown by this factor: a class that comes late is met in time, and
+# one that has gone is not forgotten.
+_GROWTH = 1.2
+# What L is raised by, as a part of its mean diagonal and before it is divided by the samples a neuron.
+_UNSEEN = 0.2
+# A trained network that has seen fewer samples a neuron than this begins anew, too, when their number has doubled.
+_FEW = 4
 
 
 class Reservoir:
@@ -49,10 +62,12 @@ class Reservoir:
 class Stream:
     """A network that learns from a stream: every batch is one update, and nothing must be known of what will come.
 
-    While little is known, at 1, 2, 4, ... samples up to the size of the reservoir, the network begins anew from all
-    samples so far; later, at each doubling, landmarks that explain nothing are moved to where the residual is largest.
-    In between the rules of the adaptive schedule apply, with steps that fall as ``samples^-0.75``: slowly enough to get
-    anywhere, fast enough for the noise to vanish (Robbins and Monro).
+    While all samples are remembered, the network begins anew from them at 1, 2, 4, ... samples: landmarks at data
+    points, some updates from the samples known, and the exact L for them. Later, whenever the stream has grown by a
+    fifth, landmarks that explain nothing of a uniform sample of all that came are moved to where its residual is
+    largest, and L is made exact for it: what a stream does not show for a while would else leave L, and be answered
+    wildly when it comes back. In between the rules of the adaptive schedule apply, with steps of W and q that fall as
+    ``samples^-0.75`` and of L as ``1 / samples``.
 
     Args:
         kernel: The similarity.
@@ -69,21 +84,20 @@ class Stream:
         self.seen = 0
         """Samples seen."""
         self.updates = 0
-        """Updates made."""
+        """Updates made, one a batch of the stream."""
         self.reservoir = Reservoir(learning.sample_size(num_neurons), seed)
+        self._begins_until = self.reservoir.capacity  # samples
         self._network: KSMNetwork | None = None
         self._updater: Updater | None = None
 
     @classmethod
-    def after(
-        cls, network: KSMNetwork, sample: Tensor, updates: int, *, batch_size: int = 64, seed: int = 0
-    ) -> "Stream":
-        """A stream that goes on from a network trained with so many updates on data like ``sample`` (samples, m)."""
+    def after(cls, network: KSMNetwork, x: Tensor, updates: int, *, batch_size: int = 64, seed: int = 0) -> "Stream":
+        """A stream that goes on from a network trained with so many updates on samples ``x`` (samples, m)."""
         stream = cls(network.kernel, network.num_neurons, batch_size=batch_size, seed=seed)
         stream._network = network
-        stream.seen, stream.updates = updates * batch_size, updates
-        stream.reservoir.add(sample)
-        stream.reservoir.seen = max(stream.seen, len(sample))
+        stream._begins_until = _FEW * network.num_neurons
+        stream.seen, stream.updates = len(x), updates
+        stream.reservoir.add(x)
         return stream
 
     @property
@@ -103,23 +117,32 @@ class Stream:
             before, self.seen = self.seen, self.seen + len(batch)
             self.reservoir.add(batch)
             is_doubled = before.bit_length() < self.seen.bit_length()
-            if self._network is None or (is_doubled and self.seen <= self.reservoir.capacity):
+            if self._network is None or (is_doubled and self.seen <= self._begins_until):
                 self._begin(x)
-            else:
-                if is_doubled:
-                    learning.relocate(self.network, torch.unique(self.reservoir.rows, dim=0))
-                    self._updater = None
-                self._update(batch)
+                continue
+            if _stage(before) < _stage(self.seen):
+                self._look_after()
+            self._update(batch)
 
     def _begin(self, like: Tensor) -> None:
-        known = torch.unique(self.reservoir.rows, dim=0)
-        ridge = learning.natural_ridge(self.kernel, known, self.num_neurons)
-        generator = torch.Generator().manual_seed(self.seed + self.seen)
-        network = KSMNetwork(
-            self.kernel, known.shape[1], self.num_neurons, ridge, DataInit(known), generator=generator
-        ).to(like)
-        learning.start(network, known)
-        self._network, self._updater = network, None
+        self._network = train_on_few(
+            self.kernel, self.reservoir.rows.to(like), self.num_neurons, _REHEARSAL,
+            batch_size=self.batch_size, seed=self.seed + self.seen,
+        )  # fmt: skip
+        self._open_directions()
+
+    def _look_after(self) -> None:
+        rows = self.reservoir.rows.to(self.network.W)
+        learning.relocate(self.network, torch.unique(rows, dim=0))
+        learning.consolidate(self.network, [rows], lambda total: total)
+        self._open_directions()
+
+    @torch.no_grad()
+    def _open_directions(self) -> None:
+        """Raise L a little: the exact one would answer a direction that no sample had yet with ``1 / ridge``."""
+        L, n, count = self.network.L, self.num_neurons, len(self.reservoir.rows)
+        L.diagonal().add_(_UNSEEN * n / (n + count) * L.diagonal().mean())
+        self._updater = None  # it keeps what it has computed of L
 
     def _update(self, batch: Tensor) -> None:
         if self._updater is None:
@@ -131,8 +154,59 @@ class Stream:
     def rates(self, batch: int) -> Rates:
         """The steps of the next update, from so many samples."""
         rates = rates_at(AdaptiveSchedule(), self.kernel, 0, self.num_neurons, batch)
-        return rates.scaled((1 + self.seen / (_HOLD * self.num_neurons)) ** -_POWER)
+        age = 1 + self.seen / (_HOLD * self.num_neurons)
+        return rates.scaled(age**-_POWER)._replace(L=rates.L * age**-_POWER_L)
 
     def __getstate__(self) -> dict[str, Any]:
         # The updater holds working memory only.
         return {**self.__dict__, "_updater": None}
+
+
+def _stage(seen: int) -> int:
+    """How often a stream of so many samples has grown by the factor at which landmarks are looked after."""
+    return math.floor(math.log(seen) / math.log(_GROWTH))
+
+
+@torch.no_grad()
+def train_on_few(
+    kernel: Kernel,
+    x: Tensor,
+    num_neurons: int,
+    updates: int,
+    *,
+    batch_size: int = 64,
+    seed: int = 0,
+    progress: Callable[[int], object] | None = None,
+) -> KSMNetwork:
+    """A network trained by :func:`ksm_lightning.learning.train` with the adaptive schedule, however few the samples.
+
+    With fewer different samples than neurons, as many neurons learn as there are samples, and the others are silent:
+    landmarks that no sample holds in place would answer new points by whatever the rounding says.
+
+    Args:
+        kernel: The similarity.
+        x: The samples (samples, m).
+        num_neurons: Neurons n.
+        updates: Updates.
+        batch_size: Samples an update.
+        seed: Seed of start and batches.
+        progress: Called with the number of updates made since the last call.
+    """
+    different = len(torch.unique(x[: 4 * num_neurons], dim=0))
+    if different < num_neurons <= len(x):
+        different = len(torch.unique(x, dim=0))
+    few = min(num_neurons, different)
+    trained = learning.train(
+        kernel, x, few, AdaptiveSchedule(updates), batch_size=batch_size, seed=seed, progress=progress
+    )
+    if few == num_neurons:
+        return trained
+    network = KSMNetwork(
+        kernel, x.shape[1], num_neurons, trained.ridge, DataInit(x), generator=torch.Generator().manual_seed(seed)
+    ).to(trained.W)
+    # Silent is a landmark of no length, or of no gain where lengths do not count.
+    network.W[few:] *= 0 if kernel.is_homogeneous else 1
+    network.q.copy_(torch.ones_like(network.q) if kernel.is_homogeneous else torch.zeros_like(network.q))
+    network.L.copy_(trained.L.diagonal().median() * torch.eye(num_neurons).to(trained.L))
+    network.W[:few], network.q[:few], network.L[:few, :few] = trained.W, trained.q, trained.L
+    return network
