@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
-from copy import deepcopy
 from importlib.metadata import version
 from operator import length_hint
 from pathlib import Path
@@ -77,9 +76,8 @@ class FeatureExtractor(Frozen):
                 f"The preprocessing is of {preprocessing.in_features} features, and the landmarks have {W.shape[1]}."
             )
         self.kernel = kernel
-        # A copy, for it moves to where the landmarks are.
-        prepare = Preprocessing.none(W.shape[1]) if preprocessing is None else deepcopy(preprocessing)
-        self.preprocessing = prepare.to(W.device)
+        prepare = Preprocessing.none(W.shape[1]) if preprocessing is None else preprocessing
+        self.preprocessing = prepare.copy_to(W.device)
         self.readout = check_readout(readout)
         # Products depend on the layout in their last digits, and files know one layout alone.
         self.register_buffer("W", W.detach().clone(memory_format=torch.contiguous_format))
@@ -136,12 +134,13 @@ class FeatureExtractor(Frozen):
             raise ValueError(f"An extractor computes in float32 or float64, got {dtype}.")
         if not all(bool(weights.isfinite().all()) for weights in (network.W, network.q, network.L)):
             raise ValueError("The network holds values that are not finite: it diverged, use an older checkpoint.")
-        prepare = Preprocessing.none(network.in_features) if preprocessing is None else deepcopy(preprocessing)
+        prepare = Preprocessing.none(network.in_features) if preprocessing is None else preprocessing
         x = None
         if name == "least_squares":
             if sample is None:
                 raise ValueError("The least-squares readout is fitted to data: give it a `sample` of raw input.")
-            x = prepare.to(network.W.device)(check_finite(as_tensor(sample), "The sample").to(network.W.device))
+            raw = check_finite(as_tensor(sample), "The sample").to(network.W.device)
+            x = prepare.copy_to(network.W.device)(raw)
         W, M = network.W.detach().double(), readout_matrix(network, name, x)
         if not bool(M.isfinite().all()):
             raise ValueError(f"The network has no {name} readout: its weights diverged, use an older checkpoint.")

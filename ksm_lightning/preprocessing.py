@@ -67,6 +67,12 @@ class Preprocessing(Frozen):
         made._is_none = True
         return made
 
+    def copy_to(self, device: torch.device) -> Self:
+        """A copy of its own on a device; this one stays where it is."""
+        made = type(self)(self.mean.to(device), self.scale.to(device), self.image_shape, self.crop)
+        made._is_none = self._is_none
+        return made
+
     @property
     def in_features(self) -> int:
         """Features m of a point."""
@@ -100,9 +106,15 @@ class Preprocessing(Frozen):
 
     def forward(self, x: Tensor) -> Tensor:
         """Standardised rows (batch, m): in float64, or as they came where neither mean nor scale is to be seen to."""
+        rows = self.flatten(x)
         if self._is_none:
-            return self.flatten(x)
-        return (self.flatten(x) - self.mean).div_(self.scale)  # float64, as mean and scale are
+            return rows
+        rows = rows.byte() if rows.dtype == torch.bool else rows  # true and false cannot be subtracted from
+        return (rows - self.mean).div_(self.scale)  # float64, as mean and scale are
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._is_none = False  # the numbers are others now
 
     def inverse(self, rows: Tensor) -> Tensor:
         """Raw rows (batch, m), float64, of standardised ones; what was cropped is lost."""

@@ -1,7 +1,8 @@
 """One training of a few updates on some processes; run by test_distributed, never by pytest itself.
 
-``python ddp_run.py FOLDER DEVICES BATCH_SIZE UPDATES SCHEDULE [CKPT]`` writes each rank's weights and what it logged,
-or how its training failed. SCHEDULE is ``phases``, ``adaptive`` (which then ends with the last update) or ``wild``.
+``python ddp_run.py FOLDER DEVICES BATCH_SIZE UPDATES SCHEDULE [CKPT]`` writes each rank's weights, what it logged and
+the features of all, or how its training failed. SCHEDULE is ``phases``, ``adaptive`` (which then ends with the last
+update) or ``wild``.
 """
 
 import json
@@ -12,7 +13,15 @@ import lightning
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 
-from ksm_lightning.callbacks import DivergenceGuard, Figures, KernelError, KMeansProbe, LinearProbe, UpdateCheckpoint
+from ksm_lightning.callbacks import (
+    DivergenceGuard,
+    FeatureWriter,
+    Figures,
+    KernelError,
+    KMeansProbe,
+    LinearProbe,
+    UpdateCheckpoint,
+)
 from ksm_lightning.data import HalfMoonsDataModule
 from ksm_lightning.metrics import KernelNRMSE
 from ksm_lightning.module import KernelSimilarityMatching
@@ -44,6 +53,7 @@ def main(folder: str, devices: int, batch_size: int, updates: int, schedule: str
         callbacks=[
             KernelError(), LinearProbe(labels_per_class=20), KMeansProbe(starts=2),
             Figures(num_neurons=1), DivergenceGuard(), UpdateCheckpoint(every_n_updates=20),
+            FeatureWriter(str(Path(folder) / f"features_of_{updates}.npz"), "least_squares"),
         ],
     )  # fmt: skip
     try:
@@ -59,6 +69,7 @@ def main(folder: str, devices: int, batch_size: int, updates: int, schedule: str
     metric.update(x, model(x))
     scores["metric"] = float(metric.compute())
     (Path(folder) / f"scores_{trainer.global_rank}.json").write_text(json.dumps(scores))
+    trainer.predict(model, datamodule=data, return_predictions=False)
 
 
 if __name__ == "__main__":

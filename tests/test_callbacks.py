@@ -1,4 +1,4 @@
-"""Kernel error, figures, progress and feature files, as a trainer drives them."""
+"""Kernel error, figures and progress, as a trainer drives them."""
 
 import io
 import re
@@ -15,7 +15,6 @@ from test_module import model, moons
 import references
 from ksm_lightning import figures
 from ksm_lightning.callbacks import (
-    FeatureWriter,
     Figures,
     KernelError,
     KMeansProbe,
@@ -236,22 +235,6 @@ def test_the_bar_counts_updates_and_shows_the_energy(monkeypatch):
     assert re.search(r"\d updates/s, energy=-?\d", text)
     assert re.search(r"kernel_nrmse=\d", text)
     assert "v_num" not in text
-
-
-def test_features_are_written_in_order(tmp_path, capsys):
-    module, data, path = model(), moons(eval_batch_size=64), tmp_path / "deep" / "f.npy"
-    trainer([FeatureWriter(str(path))]).predict(module, datamodule=data)
-    np.testing.assert_array_equal(np.load(path), module(data.test_points.data).numpy())
-    assert [p.name for p in path.parent.iterdir()] == ["f.npy"]
-    assert "Features of 200 points in 6 dimensions" in capsys.readouterr().out
-
-
-def test_features_never_replace_a_file(tmp_path):
-    path = tmp_path / "f.npy"
-    path.write_bytes(b"precious")
-    with pytest.raises(FileExistsError, match="exists already: name another file"):
-        trainer([FeatureWriter(str(path))]).predict(model(), datamodule=moons())
-    assert path.read_bytes() == b"precious"
 
 
 def test_runs_get_folders_of_their_own(tmp_path):

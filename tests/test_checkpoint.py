@@ -168,6 +168,11 @@ def changed(path, change):
     torch.save(content, path)
 
 
+def spoiled(path, **values):
+    """With other values in what is known of the preprocessing."""
+    changed(path, lambda content: content["ksm_lightning"]["preprocessing"].update(values))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -203,6 +208,19 @@ def changed(path, change):
         (lambda p: changed(p, lambda c: c["ksm_lightning"].update(rate_factor=float("nan"))), "its rate_factor is nan"),
         (lambda p: changed(p, lambda c: c["hyper_parameters"].update(ridge=None)), "its ridge None"),
         (lambda p: changed(p, lambda c: c.pop("global_step")), "how many updates"),
+        (lambda p: changed(p, lambda c: c["ksm_lightning"].pop("preprocessing")), "preprocessing is incomplete"),
+        (lambda p: changed(p, lambda c: c["ksm_lightning"].update(preprocessing=[1])), "preprocessing is incomplete"),
+        (lambda p: spoiled(p, mean=None), "x.ckpt is damaged: .*preprocessing is incomplete"),
+        (lambda p: spoiled(p, mean=torch.full((2,), torch.nan)), "a mean that is not finite"),
+        (lambda p: spoiled(p, scale=torch.zeros(2)), "a scale that is not positive"),
+        (lambda p: spoiled(p, image_shape=7), "no possible image shape or crop: 7, 0"),
+        (lambda p: spoiled(p, image_shape=[3, 3]), "Images of 3 x 3 pixels do not have 2 features"),
+        (lambda p: spoiled(p, crop="4"), "no possible image shape or crop: None, 4"),
+        (lambda p: spoiled(p, crop=4), "Only images can be cropped"),
+        (
+            lambda p: spoiled(p, mean=torch.zeros(3), scale=torch.ones(3)),
+            "contradicts itself: its preprocessing is of 3 features, and the network takes 2",
+        ),
     ],
 )
 def test_what_is_no_whole_checkpoint_is_refused_in_one_sentence(saved, spoil, message):

@@ -11,10 +11,12 @@ from ksm_lightning.callbacks.figures import figure_tensors
 from ksm_lightning.clustering import _distances
 from ksm_lightning.data import BatchSource, Points
 from ksm_lightning.exact import optimal_scale, similarity_moment, solve_inner
+from ksm_lightning.extractor import FeatureExtractor
 from ksm_lightning.initialisation import kernel_kmeans_plus_plus
 from ksm_lightning.kernels import make_kernel
 from ksm_lightning.metrics import kernel_squared_errors, nrmse_from_sums, symmetric_tiles
 from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.preprocessing import Preprocessing
 from ksm_lightning.probe import Classifiers, fit_softmax
 from ksm_lightning.readout import READOUTS, read_out
 from ksm_lightning.schedule import Phase
@@ -102,6 +104,37 @@ def test_readouts_stay_on_the_device(fake, spec, readout):
     assert features.shape == (20, 6)
     assert features.device == CUDA
     assert features.dtype == torch.float32
+
+
+@pytest.mark.parametrize("inside", [torch.float32, torch.float64])
+def test_the_extractor_stays_on_the_device_and_asks_nothing(fake, spec, inside):
+    """Raw input and points, whether the preprocessing came from the host, the device or nowhere."""
+    kernel = make_kernel(spec[0], **spec[1])
+    W, M = on_cuda(6, 4, dtype=inside), on_cuda(6, 5, dtype=inside)
+    here = Preprocessing(torch.zeros(4), torch.ones(4), image_shape=(2, 2), crop=1)
+    for prepare in (None, here, Preprocessing(on_cuda(4), on_cuda(4))):
+        extractor = FeatureExtractor(kernel, W, M, prepare)
+        assert extractor.device == CUDA
+        assert {value.device for value in extractor.state_dict().values()} == {CUDA}
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8):
+            features = extractor(on_cuda(7, 1, 2, 2, dtype=dtype))
+            assert (features.shape, features.device) == ((7, 5), CUDA)
+            assert features.dtype == (dtype if dtype.is_floating_point else torch.float32)
+        rows = extractor.features(on_cuda(7, 4))
+        assert (rows.shape, rows.device, rows.dtype) == ((7, 5), CUDA, inside)
+    assert here.mean.device.type == "cpu"  # whoever gave it still has it
+    cropped = FeatureExtractor(kernel, W, M, here)(on_cuda(7, 4, 4))
+    assert (cropped.shape, cropped.device) == ((7, 5), CUDA)
+
+
+def test_the_extractor_follows_the_model_around_it(fake):
+    extractor = FeatureExtractor(make_kernel("gaussian"), torch.zeros(6, 4), torch.zeros(6, 5))
+    model = torch.nn.Sequential(extractor, torch.nn.ReLU()).to(CUDA, torch.float16)
+    assert {value.device for value in model.state_dict().values()} == {CUDA}
+    assert extractor.W.dtype == torch.float32
+    assert extractor.preprocessing.mean.dtype == torch.float64
+    y = model(on_cuda(7, 4, dtype=torch.float16))
+    assert (y.shape, y.device, y.dtype) == ((7, 5), CUDA, torch.float16)
 
 
 def test_the_exact_L_stays_on_the_device(fake, spec):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,7 +34,8 @@ def two(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("one"), 1, 64, 50, "adaptive")
+    folder = tmp_path_factory.mktemp("one")
+    return folder, *run(folder, 1, 64, 50, "adaptive")
 
 
 def test_two_ranks_equal_one_with_phases_too(tmp_path):
@@ -45,7 +47,7 @@ def test_two_ranks_equal_one_with_phases_too(tmp_path):
 
 
 def test_two_ranks_of_32_equal_one_of_64(one, two):
-    (alone,), _ = one
+    _, (alone,), _ = one
     _, (first, _), _ = two
     for name, value in alone.items():
         assert (first[name] - value).abs().max() < 1e-6, name
@@ -59,7 +61,7 @@ def test_ranks_stay_bitwise_equal(two):
 
 
 def test_scores_do_not_depend_on_the_number_of_ranks(one, two):
-    _, (alone,) = one
+    _, _, (alone,) = one
     _, _, scores = two
     assert {"val/kernel_nrmse", "val/energy", "val/probe_accuracy", "test/probe_accuracy"} <= set(alone)
     for rank in range(2):
@@ -72,6 +74,20 @@ def test_only_the_first_rank_makes_a_run_folder(two):
     folder = two[0]
     assert [path.name for path in (folder / "run").iterdir()] == ["of_50"]
     assert (folder / "run" / "of_50" / "figures" / "overview.png").is_file()
+
+
+def test_two_ranks_write_the_features_that_one_writes(one, two):
+    """In the order of the points, once, with all labels; each rank has its own half of the points and the last digits
+    of the weights."""
+    with np.load(one[0] / "features_of_50.npz") as alone, np.load(two[0] / "features_of_50.npz") as together:
+        assert sorted(alone.files) == sorted(together.files) == ["extractor", "features", "labels"]
+        np.testing.assert_allclose(together["features"], alone["features"], rtol=0, atol=1e-3)
+        assert alone["features"].shape == (300, 8)
+        assert np.linalg.norm(together["features"], axis=1).min() > 0.01  # no row was left out
+        assert np.array_equal(together["labels"], alone["labels"])
+        about = json.loads(str(together["extractor"]))
+    assert (about["samples"], about["readout"]) == (300, "least_squares")
+    assert [path.name for path in two[0].glob(".*")] == []  # no draft is left
 
 
 def test_two_ranks_resume_to_the_same_bits(two, tmp_path):

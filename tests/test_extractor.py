@@ -1,0 +1,906 @@
+"""The feature extractor against f((raw - mean) / scale, W) M written out, in every dtype, shape, file and pipeline."""
+
+import copy
+import json
+import pickle
+import struct
+import warnings
+
+import lightning
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from test_checkpoint import changed
+from test_mnist import arrays
+from test_mnist import small as small  # a fixture
+from test_module import fit, model, moons
+from torch import nn
+from torch.testing import assert_close
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import references
+from ksm_lightning import FeatureExtractor
+from ksm_lightning.data import ArrayDataModule, CroppedMNISTDataModule, DigitsDataModule
+from ksm_lightning.extractor import sufficient_dtype
+from ksm_lightning.kernels import GaussianKernel, LinearKernel, register_kernel, registry
+from ksm_lightning.learning import train
+from ksm_lightning.network import KSMNetwork
+from ksm_lightning.preprocessing import Preprocessing
+from ksm_lightning.readout import READOUTS, least_squares_matrix, nystroem_matrix
+from ksm_lightning.schedule import AdaptiveSchedule, Phase
+
+MEAN, SCALE = np.array([3.0, -2.0, 0.5, 10.0]), np.array([2.0, 0.5, 1.0, 4.0])
+
+
+def network_of(kernel, seed=1, neurons=7, features=4) -> KSMNetwork:
+    generator = torch.Generator().manual_seed(seed)
+    network = KSMNetwork(kernel, features, neurons, ridge=0.01, generator=generator)
+    with torch.no_grad():
+        network.q.copy_(0.5 + torch.rand(neurons, generator=generator))
+        root = torch.randn(neurons, neurons, generator=generator)
+        network.L.copy_(torch.eye(neurons) + root @ root.mT / neurons)
+    return network
+
+
+def prepare() -> Preprocessing:
+    return Preprocessing(torch.tensor(MEAN), torch.tensor(SCALE), image_shape=(2, 2))
+
+
+def raw_points(count=40, seed=2) -> np.ndarray:
+    return MEAN + SCALE * np.random.RandomState(seed).randn(count, 4)
+
+
+def extractor_of(kernel=None, readout="neural", **options) -> FeatureExtractor:
+    network = network_of(kernel or GaussianKernel(0.7))
+    return FeatureExtractor.from_network(
+        network, readout, sample=raw_points(60, seed=5), preprocessing=prepare(), **options
+    )
+
+
+def reference(spec, readout: str, raw: np.ndarray) -> np.ndarray:
+    """The features from their definition, in numpy's float64 and with loops for the kernel."""
+    network = network_of(registry.make_kernel(spec[0], **spec[1]))
+    W, q, L = (p.detach().double() for p in (network.W, network.q, network.L))
+    x = torch.tensor((raw.astype(np.float64) - MEAN) / SCALE)
+    drive = references.gram(*spec, x, W).numpy()
+    if readout == "neural":
+        return drive * q.numpy() @ np.linalg.inv(L.numpy() + 0.01 * np.eye(len(L)))
+    if readout == "nystroem":
+        return drive @ nystroem_matrix(network.kernel, W).numpy()
+    sample = torch.tensor((raw_points(60, seed=5) - MEAN) / SCALE)
+    return drive @ least_squares_matrix(network.kernel, W, sample).numpy()
+
+
+def largest(features) -> float:
+    return float(np.abs(np.asarray(features, dtype=np.float64)).max())
+
+
+# ---------------------------------------------------------------------- the formula
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+def test_features_are_those_of_the_definition(spec, readout):
+    raw = raw_points()
+    expected = reference(spec, readout, raw)
+    extractor = extractor_of(registry.make_kernel(spec[0], **spec[1]), readout)
+    np.testing.assert_allclose(extractor.transform(raw), expected, rtol=0, atol=5e-6 * largest(expected))
+    exact = extractor_of(registry.make_kernel(spec[0], **spec[1]), readout, dtype=torch.float64)
+    np.testing.assert_allclose(exact.transform(raw), expected, rtol=0, atol=1e-9 * largest(expected))
+
+
+def test_two_landmarks_by_hand():
+    """A linear kernel: f(x, W) = x, so the features of (5, 1) are ((5 - 1) / 2, (1 - 1) / 4) times M."""
+    prepared = Preprocessing(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 4.0]))
+    extractor = FeatureExtractor(LinearKernel(), torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), prepared)
+    assert extractor(torch.tensor([[5.0, 1.0], [1.0, 5.0]])).tolist() == [[2.0, 4.0], [3.0, 4.0]]
+
+
+def test_every_point_a_landmark_makes_nystroem_the_exact_kernel():
+    raw = raw_points(30)
+    W = (torch.tensor(raw) - torch.tensor(MEAN)) / torch.tensor(SCALE)
+    extractor = FeatureExtractor(
+        GaussianKernel(0.7), W, nystroem_matrix(GaussianKernel(0.7), W), prepare(), readout="nystroem"
+    )
+    features = extractor.transform(raw)
+    K = references.gram("gaussian", {"sigma": 0.7}, W, W).numpy()
+    np.testing.assert_allclose(features @ features.T, K, rtol=0, atol=1e-7)
+
+
+def test_a_readout_may_have_fewer_features_than_landmarks():
+    W = torch.randn(5, 4)
+    extractor = FeatureExtractor(GaussianKernel(), W, torch.ones(5, 2))
+    assert (extractor.in_features, extractor.out_features, extractor.raw_features) == (4, 2, 4)
+    assert extractor(torch.zeros(3, 4)).shape == (3, 2)
+
+
+# ---------------------------------------------------------------------- dtypes and shapes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 3e-6), (torch.float32, 3e-6), (torch.float16, 1e-2), (torch.bfloat16, 5e-2)],
+)
+@pytest.mark.parametrize("readout", READOUTS)
+def test_features_come_in_the_dtype_of_the_input(dtype, tolerance, readout):
+    """float16 has 3 digits and bfloat16 2, of the input; inside nothing more is lost."""
+    raw = torch.tensor(raw_points())
+    spec = ("gaussian", {"sigma": 0.7})
+    extractor, expected = extractor_of(readout=readout), reference(spec, readout, raw.numpy())
+    features = extractor(raw.to(dtype))
+    assert features.dtype == dtype
+    assert np.abs(features.double().numpy() - expected).max() < tolerance * max(1.0, largest(expected))
+    # What is lost is the input's rounding and that of the result: the computation sees the input as it is.
+    of_rounded = reference(spec, readout, raw.to(dtype).double().numpy())
+    assert np.abs(features.double().numpy() - of_rounded).max() < max(5e-6, torch.finfo(dtype).eps) * largest(expected)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int64, bool])
+def test_whole_numbers_give_float32(dtype):
+    raw = np.random.RandomState(0).randint(0, 2 if dtype is bool else 12, (20, 4)).astype(dtype)
+    features = extractor_of().transform(raw)
+    assert features.dtype == np.float32
+    expected = reference(("gaussian", {"sigma": 0.7}), "neural", raw)
+    np.testing.assert_allclose(features, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(20, 4), (20, 2, 2), (20, 1, 2, 2), (20, 4, 1)])
+def test_images_are_flattened(shape):
+    raw, extractor = torch.tensor(raw_points(20)), extractor_of()
+    assert torch.equal(extractor(raw.view(shape)), extractor(raw))
+    assert np.array_equal(extractor.transform(raw.view(shape).numpy()), extractor.transform(raw.numpy()))
+
+
+def test_a_layout_in_memory_changes_nothing():
+    raw, extractor = torch.tensor(raw_points(20)), extractor_of()
+    expected = extractor(raw)
+    wide = torch.zeros(20, 8, dtype=torch.float64)
+    wide[:, ::2] = raw
+    images = raw.view(20, 1, 2, 2).to(memory_format=torch.channels_last)
+    for same in (wide[:, ::2], raw.mT.contiguous().mT, images):
+        assert torch.equal(extractor(same), expected)
+
+
+@pytest.mark.parametrize("shape", [(20, 5), (20, 2, 3), (4,), ()])
+def test_another_number_of_features_is_refused(shape):
+    with pytest.raises(ValueError, match=r"Inputs must be \(batch, 4\) or images of 2 x 2 pixels, got the shape"):
+        extractor_of()(torch.zeros(shape))
+
+
+# ---------------------------------------------------------------------- inside a model
+
+
+@pytest.mark.parametrize("cast", [lambda m: m.half(), lambda m: m.to(torch.bfloat16), lambda m: m.double()])
+def test_a_cast_of_the_model_around_it_leaves_it_alone(cast):
+    extractor = extractor_of()
+    before = {name: value.clone() for name, value in extractor.state_dict().items()}
+    cast(nn.Sequential(extractor, nn.Linear(7, 2)))
+    after = extractor.state_dict()
+    assert {name: value.dtype for name, value in after.items()} == {
+        "W": torch.float32, "M": torch.float32,
+        "preprocessing.mean": torch.float64, "preprocessing.scale": torch.float64,
+    }  # fmt: skip
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_training_a_head_leaves_the_extractor_bitwise():
+    extractor, raw = extractor_of(), torch.tensor(raw_points(), dtype=torch.float32)
+    assert list(extractor.parameters()) == []
+    network = nn.Sequential(extractor, nn.Linear(extractor.out_features, 2))
+    before = copy.deepcopy(network.state_dict())
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.5)
+    first = network(raw)[:, 0].detach()
+    labels = (first > first.median()).long()
+    for _ in range(300):
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(network.train()(raw), labels)
+        loss.backward()
+        optimiser.step()
+    assert loss < 0.6
+    moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved == {"1.weight", "1.bias"}
+
+
+def test_the_gradient_of_the_input_is_that_of_the_definition(spec):
+    """Central differences of the float64 reference; nothing is kinked at random points."""
+    raw = raw_points(3)
+    extractor = extractor_of(registry.make_kernel(spec[0], **spec[1]), dtype=torch.float64)
+    weights = np.random.RandomState(0).randn(3, 7)
+    x = torch.tensor(raw, requires_grad=True)
+    (extractor(x) * torch.tensor(weights)).sum().backward()
+    expected, step = np.zeros((3, 4)), 1e-6
+    for row in range(3):
+        for column in range(4):
+            moved = np.zeros((3, 4))
+            moved[row, column] = step
+            change = reference(spec, "neural", raw + moved) - reference(spec, "neural", raw - moved)
+            expected[row, column] = (change * weights).sum() / (2 * step)
+    np.testing.assert_allclose(x.grad.numpy(), expected, rtol=1e-5, atol=1e-6 * largest(expected))
+
+
+def test_the_gradient_at_a_landmark_is_finite(spec):
+    extractor = extractor_of(registry.make_kernel(spec[0], **spec[1]), dtype=torch.float64)
+    x = extractor.preprocessing.inverse(extractor.W).requires_grad_()
+    extractor(x).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+class Classifier(lightning.LightningModule):
+    """A head on the extractor that remembers what it was given."""
+
+    def __init__(self, extractor):
+        super().__init__()
+        self.extractor, self.head = extractor, nn.Linear(extractor.out_features, 2)
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        features = self.extractor(batch[0])
+        self.seen.append((batch[0].detach().clone(), features.detach().clone()))
+        return nn.functional.cross_entropy(self.head(features).float(), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.head.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("32-true", torch.float32), ("16-true", torch.float16), ("bf16-true", torch.bfloat16),
+     ("bf16-mixed", torch.float32), ("64-true", torch.float64)],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("inside", "spec"),
+    [(torch.float32, ("gaussian", {"sigma": 0.7})), (torch.float64, ("arc_cosine", {"order": 0}))],
+    ids=["float32 inside", "float64 inside"],
+)
+def test_in_a_lightning_module_it_keeps_its_digits_whatever_the_precision(precision, dtype, inside, spec):
+    extractor = extractor_of(registry.make_kernel(spec[0], **spec[1]))
+    assert extractor.W.dtype == inside
+    before = copy.deepcopy(extractor.state_dict())
+    module = Classifier(extractor)
+    data = TensorDataset(torch.tensor(raw_points(), dtype=torch.float32), torch.arange(40) % 2)
+    lightning.Trainer(
+        accelerator="cpu", precision=precision, max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    ).fit(module, DataLoader(data, batch_size=20))  # fmt: skip
+    for name, value in extractor.state_dict().items():
+        assert value.dtype == before[name].dtype
+        assert torch.equal(value, before[name]), name
+    for raw, features in module.seen:
+        assert raw.dtype == features.dtype == dtype
+        expected = reference(spec, "neural", raw.double().numpy())
+        error = np.abs(features.double().numpy() - expected).max()
+        assert error < max(1e-5, torch.finfo(dtype).eps) * largest(expected)
+
+
+def test_global_settings_of_precision_do_not_reach_it():
+    """Antiparallel vectors of the arc-cosine kernel have an angle of pi to all digits, so a similarity of 0."""
+    extractor = FeatureExtractor(
+        registry.make_kernel("arc_cosine", order=0), torch.eye(2).double(), torch.eye(2).double()
+    )
+    x = torch.tensor([[-1.0, 0.0], [0.0, 3.0]])
+    torch.set_default_dtype(torch.float16)
+    try:
+        features = extractor(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert features.tolist() == [[0.0, 0.5], [0.5, 1.0]]
+
+
+# ---------------------------------------------------------------------- any amount of data
+
+
+def test_every_kind_of_data_gives_the_same_features(tmp_path):
+    raw, extractor = raw_points(50), extractor_of()
+    expected = extractor(torch.tensor(raw)).numpy()
+    dataset = TensorDataset(torch.tensor(raw), torch.arange(50))
+    np.save(tmp_path / "raw.npy", raw)
+    found = {
+        "array": extractor.transform(raw),
+        "tensor": extractor.transform(torch.tensor(raw)),
+        "frame": extractor.transform(pd.DataFrame(raw, columns=list("abcd"))),
+        "loader": extractor.transform(DataLoader(dataset, batch_size=16)),
+        "generator": extractor.transform(torch.tensor(part) for part in np.split(raw, [7, 30])),
+        "list": extractor.transform([raw[:20], raw[20:]]),
+        "pairs": extractor.transform([[raw[:20], "a"], (raw[20:], "b")]),
+        "memory map": extractor.transform(np.load(tmp_path / "raw.npy", mmap_mode="r")),
+        "fortran": extractor.transform(np.asfortranarray(raw)),
+        "backwards": extractor.transform(raw[::-1])[::-1],
+        "big endian": extractor.transform(raw.astype(">f8")),
+        "long": extractor.transform(raw.astype(np.longdouble)),
+    }
+    kinds = {name: type(features).__name__ for name, features in found.items()}
+    assert {name for name, kind in kinds.items() if kind == "Tensor"} == {
+        "tensor", "loader", "generator", "list", "pairs",
+    }  # fmt: skip
+    assert {name for name, kind in kinds.items() if kind == "ndarray"} == set(kinds) - {
+        "tensor", "loader", "generator", "list", "pairs",
+    }  # fmt: skip
+    for name, features in found.items():
+        np.testing.assert_allclose(np.asarray(features), expected, rtol=0, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 49, 50, 51, 4096])
+def test_the_batch_size_changes_nothing(batch_size):
+    raw, extractor = raw_points(50), extractor_of(dtype=torch.float64)
+    np.testing.assert_allclose(
+        extractor.transform(raw, batch_size), extractor(torch.tensor(raw)).numpy(), rtol=0, atol=1e-13
+    )
+
+
+def test_a_file_is_read_a_batch_at_a_time(tmp_path):
+    np.save(tmp_path / "raw.npy", raw_points(50))
+    lengths = []
+
+    class Spy(np.memmap):
+        def __getitem__(self, key):
+            part = super().__getitem__(key)
+            lengths.append(len(part))
+            return part
+
+    extractor_of().transform(np.load(tmp_path / "raw.npy", mmap_mode="r").view(Spy), 16)
+    assert lengths == [16, 16, 16, 2]
+
+
+def test_a_bar_is_shown_on_request_alone(capsys):
+    extractor = extractor_of()
+    extractor.transform(raw_points(50), 16)
+    assert capsys.readouterr() == ("", "")
+    extractor.transform(raw_points(50), 16, progress=True)
+    assert "4/4" in capsys.readouterr().err
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(torch.tensor(raw_points(5)))
+
+
+def test_a_loader_without_a_length_is_walked_over():
+    assert extractor_of().transform(DataLoader(Endless(), batch_size=2)).shape == (5, 7)
+
+
+BAD = raw_points(5)
+BAD[3, 2] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (np.zeros((0, 4)), "There is no input to make features of"),
+        ([], "There is no input to make features of"),
+        (iter(()), "There is no input to make features of"),
+        (np.zeros((3, 5)), r"got the shape \(3, 5\)"),
+        (np.zeros(4), r"got the shape \(4,\)"),
+        (np.float64(3), "Input has a point a row, got a single number"),
+        (torch.tensor(1.0), "Input has a point a row, got a single number"),
+        (BAD, "The input holds NaN or infinity"),
+        (torch.tensor([[torch.inf, 0, 0, 0]]), "The input holds NaN or infinity"),
+        ([torch.tensor(BAD)], "The input holds NaN or infinity"),
+        (np.array([["a", "b", "c", "d"]]), "Input must be numbers, got <U1 in a ndarray"),
+        (pd.DataFrame({"a": ["x"], "b": [1.0], "c": [1.0], "d": [1.0]}), "Input must be numbers, got object"),
+        (np.zeros((2, 4), dtype=complex), "Input must be numbers, got complex128"),
+        (torch.zeros(2, 4, dtype=torch.complex64), "Input must be real numbers, got torch.complex64"),
+        ("four", "Input must be numbers"),
+        (7, "Input must be an array, a tensor, a data frame or a loader, got a int"),
+        (None, "got a NoneType"),
+        ([{"x": torch.zeros(2, 4)}], "Input must be numbers, got object in a dict"),
+        (np.full((1, 4), 1e300), "Features are out of the range of torch.float64"),
+    ],
+)
+def test_what_has_no_features_is_refused_in_one_sentence(data, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        extractor_of().transform(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_features_beyond_float16_are_refused():
+    extractor = FeatureExtractor(registry.make_kernel("polynomial", degree=3), torch.eye(2), torch.eye(2))
+    assert extractor.transform(np.full((1, 2), 100.0, dtype=np.float32)).tolist() == [[1e6, 1e6]]
+    with pytest.raises(ValueError, match=r"out of the range of torch\.float16"):
+        extractor.transform(np.full((1, 2), 100.0, dtype=np.float16))
+    with pytest.raises(ValueError, match="`batch_size` must be at least 1"):
+        extractor.transform(np.ones((1, 2)), 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FeatureExtractor(LinearKernel(), torch.eye(3), torch.eye(2)), r"got \(3, 3\) in torch.float32"),
+        (lambda: FeatureExtractor(LinearKernel(), torch.eye(2), torch.eye(2).double()), "in torch.float64"),
+        (lambda: FeatureExtractor(LinearKernel(), torch.eye(3), torch.eye(3), prepare()), "of 4 features"),
+        (lambda: FeatureExtractor(LinearKernel(), torch.eye(2), torch.eye(2), readout="pca"), "no readout 'pca'"),
+        (lambda: FeatureExtractor.from_network(network_of(LinearKernel()), "pca"), "no readout 'pca'"),
+        (lambda: FeatureExtractor.from_network(network_of(LinearKernel()), "least_squares"), "give it a `sample`"),
+        (
+            lambda: FeatureExtractor.from_network(network_of(LinearKernel()), "least_squares", sample=BAD),
+            "The sample holds NaN or infinity",
+        ),
+        (
+            lambda: FeatureExtractor.from_network(network_of(LinearKernel()), "least_squares", sample=BAD[:, :2]),
+            r"Inputs must be \(batch, 4\), got the shape \(5, 2\)",
+        ),
+        (lambda: extractor_of(dtype=torch.float16), "computes in float32 or float64, got torch.float16"),
+    ],
+)
+def test_an_impossible_extractor_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+@pytest.mark.parametrize("name", ["W", "q", "L"])
+def test_a_network_that_diverged_is_refused(name, readout):
+    network = network_of(GaussianKernel(0.7))
+    with torch.no_grad():
+        getattr(network, name).view(-1)[0] = torch.nan
+    with pytest.raises(ValueError, match="values that are not finite: it diverged, use an older checkpoint"):
+        FeatureExtractor.from_network(network, readout, sample=raw_points())
+
+
+# ---------------------------------------------------------------------- its own copy
+
+
+def test_it_is_independent_of_what_it_was_made_of():
+    network, prepared, raw = network_of(GaussianKernel(0.7)), prepare(), raw_points()
+    first = FeatureExtractor.from_network(network, preprocessing=prepared)
+    before = first.transform(raw)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(1)
+        prepared.mean += 1
+    assert np.array_equal(first.transform(raw), before)
+
+
+def test_a_network_on_another_device_takes_its_preprocessing_along():
+    """There is no second device here but ``meta``, which knows places and no numbers."""
+    W = torch.empty(7, 4, device="meta")
+    shared = prepare()
+    for given in (None, shared):
+        extractor = FeatureExtractor(GaussianKernel(), W, torch.empty(7, 3, device="meta"), given)
+        assert {value.device.type for value in extractor.state_dict().values()} == {"meta"}
+        assert extractor.device.type == "meta"
+    assert shared.mean.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "again",
+    [copy.deepcopy, lambda extractor: pickle.loads(pickle.dumps(extractor)), copy.copy],
+    ids=["deepcopy", "pickle", "copy"],
+)
+def test_a_copy_gives_the_same_bits(again):
+    extractor, raw = extractor_of(), raw_points()
+    copied = again(extractor)
+    assert copied.identity == extractor.identity
+    assert np.array_equal(copied.transform(raw), extractor.transform(raw))
+
+
+def test_a_state_dict_carries_all_numbers():
+    extractor, raw = extractor_of(), raw_points()
+    other = FeatureExtractor.from_network(network_of(GaussianKernel(0.7), seed=9), dtype=torch.float32)
+    assert not np.allclose(other.transform(raw), extractor.transform(raw), atol=1e-2)
+    other.load_state_dict(extractor.state_dict())
+    assert np.array_equal(other.transform(raw), extractor.transform(raw))
+
+
+def test_the_text_of_it_says_what_it_is():
+    text = repr(extractor_of(readout="nystroem"))
+    assert "in_features=4, out_features=7, readout='nystroem', dtype=torch.float32" in text
+    assert "GaussianKernel(sigma=0.7)" in text
+    assert "image_shape=(2, 2), crop=0" in text
+
+
+# ---------------------------------------------------------------------- which dtype is enough
+
+
+def test_a_well_conditioned_readout_is_float32_and_an_ill_conditioned_one_float64():
+    W = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double()
+    kernel = GaussianKernel(1.0)
+    assert sufficient_dtype(kernel, W, nystroem_matrix(kernel, W)) == torch.float32
+    # Two landmarks 1e-3 apart: the Gram matrix has an eigenvalue of 1e-6, whose root multiplies rounding by 1,000.
+    near = torch.cat([W, W[:1] + 1e-3])
+    assert sufficient_dtype(kernel, near, nystroem_matrix(kernel, near)) == torch.float64
+    assert FeatureExtractor.from_network(network_of(kernel), "nystroem", dtype=torch.float64).W.dtype == torch.float64
+
+
+def test_what_float32_cannot_hold_is_float64():
+    """Landmarks far from the origin and close to each other; their digits, and those of the input, are in float64."""
+    kernel = GaussianKernel(0.5)
+    W = 1e6 + torch.randn(5, 2, dtype=torch.float64)
+    assert sufficient_dtype(kernel, W, torch.eye(5).double()) == torch.float64
+    assert sufficient_dtype(kernel, W - 1e6, torch.eye(5).double()) == torch.float32
+
+
+def test_features_in_float32_are_exact_to_a_few_parts_in_a_million(spec):
+    """What :data:`_ROUNDING` promises at the landmarks, on random data around them, with a factor of 2 for its luck."""
+    kernel = registry.make_kernel(spec[0], **spec[1])
+    decided = []
+    for features, neurons, scale in ((2, 6, 1.0), (2, 40, 1.0), (20, 30, 1.0), (2, 12, 0.2)):
+        generator = torch.Generator().manual_seed(neurons)
+        x = scale * torch.randn(300, features, generator=generator) + 0.3
+        network = train(kernel, x, neurons, AdaptiveSchedule(30), seed=1)
+        for readout in READOUTS:
+            extractor = FeatureExtractor.from_network(network, readout, sample=x)
+            decided.append(extractor.W.dtype)
+            exact = FeatureExtractor.from_network(network, readout, sample=x, dtype=torch.float64)
+            W = network.W.detach().double()
+            around = W.repeat(5, 1) + 0.01 * scale * torch.randn(5 * neurons, features, generator=generator)
+            error = (extractor(around) - exact(around)).abs().max() / exact(around).abs().max()
+            assert error < 6e-6, (features, neurons, readout)
+    has_cusp = spec[0] == "laplacian" or spec == ("arc_cosine", {"order": 0})  # rounding is a distance there
+    assert (torch.float32 in decided) != has_cusp
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+def checkpoint_of(tmp_path, data, **options):
+    module = model(in_features=data.in_features, phases=None, updates=30, **options)
+    fit(module, data).save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
+    return module, tmp_path / "x.ckpt"
+
+
+def compare_with_network(module, path, raw, points):
+    """Raw input to the extractor against standardised points to the network."""
+    for readout in READOUTS:
+        extractor = FeatureExtractor.from_checkpoint(path, readout, sample=raw)
+        exact = copy.deepcopy(module).double()
+        expected = exact.features(points.double(), readout, points.double())
+        assert_close(
+            extractor(torch.as_tensor(raw)).double(), expected, rtol=0, atol=6e-6 * float(expected.abs().max())
+        )
+        assert extractor.out_features == module.network.num_neurons
+
+
+def test_raw_half_moons(tmp_path):
+    data = moons()
+    module, path = checkpoint_of(tmp_path, data)
+    raw = data.load()[1].x
+    assert np.abs(raw.mean(0)).max() > 0.1  # centring matters
+    compare_with_network(module, path, raw, data.test_points.data)
+
+
+def test_raw_digits_in_any_shape(tmp_path):
+    data = DigitsDataModule(seed=0)
+    module, path = checkpoint_of(tmp_path, data, kernel="power_cosine", kernel_params={"alpha": 2})
+    raw = data.load()[1].x
+    compare_with_network(module, path, raw, data.test_points.data)
+    extractor = FeatureExtractor.from_checkpoint(path)
+    assert extractor.metadata["image_shape"] == [8, 8]
+    whole = extractor.transform(raw.astype(np.uint8).reshape(-1, 1, 8, 8))
+    np.testing.assert_allclose(whole, extractor.transform(raw), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("memory_map", ["always", "never"])
+def test_raw_arrays_with_centring_and_scaling(tmp_path, memory_map):
+    raw = raw_points(200)
+    np.save(tmp_path / "raw.npy", raw)
+    data = ArrayDataModule(
+        str(tmp_path / "raw.npy"), centre=True, scaling="feature", memory_map=memory_map, seed=0, batch_size=16
+    )
+    module, path = checkpoint_of(tmp_path, data, kernel_params={"sigma": 1.5})
+    points = torch.tensor((raw - raw.mean(0)) / raw.std(0), dtype=torch.float32)
+    compare_with_network(module, path, raw, points)
+
+
+def test_raw_uncropped_images(tmp_path, small):
+    data = CroppedMNISTDataModule(data_dir=str(small), seed=0, batch_size=16)
+    module, path = checkpoint_of(tmp_path, data, kernel="power_cosine", kernel_params={"alpha": 2})
+    images = np.concatenate([arrays()["train-images-idx3-ubyte"], arrays()["t10k-images-idx3-ubyte"]])
+    compare_with_network(module, path, images.astype(np.float64), data.train_points.data)
+    extractor = FeatureExtractor.from_checkpoint(path)
+    assert (extractor.in_features, extractor.raw_features) == (400, 784)
+    assert (extractor.metadata["image_shape"], extractor.metadata["crop"]) == ([20, 20], 4)
+    expected = extractor.transform(images)
+    for same in (images.astype(np.uint8)[:, None], images.reshape(-1, 784), images[:, 4:24, 4:24]):
+        np.testing.assert_array_equal(extractor.transform(same), expected)
+    with pytest.raises(ValueError, match=r"\(batch, 400\) or images of 28 x 28 pixels, got the shape \(80, 27, 28\)"):
+        extractor.transform(images[:, 1:])
+
+
+def test_a_checkpoint_of_a_warm_up_has_the_warm_ups_kernel(tmp_path):
+    phases = [Phase(20, kernel_params={"alpha": 1}), Phase(20)]
+    module, data = model(kernel="power_cosine", kernel_params={"alpha": 3}, phases=phases), moons()
+    x = data.test_points.data
+    for updates, alpha in ((10, 1), (20, 3), (30, 3)):
+        path = tmp_path / f"{updates}.ckpt"
+        fit(module, data, max_steps=updates).save_checkpoint(path, weights_only=False)
+        extractor = FeatureExtractor.from_checkpoint(path)
+        assert extractor.metadata["kernel_params"] == {"alpha": alpha}
+        loaded = type(module).load_from_checkpoint(path)
+        assert_close(extractor.features(x), loaded(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_by_another_loader_takes_points_as_they_are(tmp_path):
+    x = moons().train_points.data
+    module = model()
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1,
+        log_every_n_steps=1,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(TensorDataset(x), batch_size=50))
+    trainer.save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
+    extractor = FeatureExtractor.from_checkpoint(tmp_path / "x.ckpt")
+    assert (extractor.preprocessing.mean == 0).all()
+    assert (extractor.preprocessing.scale == 1).all()
+    assert_close(extractor(x), module(x), rtol=0, atol=1e-5)
+
+
+def test_continuing_elsewhere_remembers_the_preprocessing(tmp_path):
+    """A model that was loaded and trained on with a loader of points keeps what was done to its data before."""
+    data = moons()
+    _, path = checkpoint_of(tmp_path, data)
+    before = FeatureExtractor.from_checkpoint(path).preprocessing.mean
+    module = type(model()).load_from_checkpoint(path)
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1,
+        log_every_n_steps=1, max_steps=5,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(TensorDataset(data.train_points.data), batch_size=50))
+    trainer.save_checkpoint(tmp_path / "y.ckpt", weights_only=False)
+    assert before.abs().min() > 0.1
+    assert torch.equal(FeatureExtractor.from_checkpoint(tmp_path / "y.ckpt").preprocessing.mean, before)
+
+
+def test_a_users_own_state_in_the_checkpoint_is_not_the_networks(tmp_path):
+    _, path = checkpoint_of(tmp_path, moons())
+    expected = FeatureExtractor.from_checkpoint(path).identity
+    changed(path, lambda content: content["state_dict"].update({"my_metric.total": torch.zeros(3)}))
+    assert FeatureExtractor.from_checkpoint(path).identity == expected
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda p: p.unlink(), "There is no checkpoint"),
+        (lambda p: p.write_bytes(p.read_bytes()[: p.stat().st_size // 2]), "damaged"),
+        (
+            lambda p: changed(p, lambda c: c["state_dict"]["network.L"].fill_(torch.nan)),
+            "it diverged, use an older checkpoint",
+        ),
+        (
+            lambda p: changed(p, lambda c: c["state_dict"]["network.L"].copy_(-torch.eye(6))),
+            "The network has no neural readout",
+        ),
+        (lambda p: changed(p, lambda c: c["ksm_lightning"].pop("preprocessing")), "preprocessing is incomplete"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path, spoil, message):
+    _, path = checkpoint_of(tmp_path, moons())
+    spoil(path)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+        FeatureExtractor.from_checkpoint(path)
+    assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------- safetensors
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_saved_extractor_comes_back_bitwise(tmp_path, spec, readout, dtype):
+    extractor, raw = extractor_of(registry.make_kernel(spec[0], **spec[1]), readout, dtype=dtype), raw_points()
+    path = extractor.save(tmp_path / "new" / "x.safetensors")
+    loaded = FeatureExtractor.load(path)
+    assert [p.name for p in path.parent.iterdir()] == ["x.safetensors"]
+    assert np.array_equal(loaded.transform(raw), extractor.transform(raw))
+    assert (loaded.identity, loaded.metadata) == (extractor.identity, extractor.metadata)
+
+
+def test_the_file_says_what_it_is_to_any_reader(tmp_path):
+    extractor = extractor_of(readout="nystroem")
+    extractor.save(tmp_path / "x.safetensors")
+    with safe_open(tmp_path / "x.safetensors", framework="np") as file:
+        about = json.loads(file.metadata()["ksm_lightning"])
+        mean = file.get_tensor("preprocessing.mean")
+        names = sorted(file.keys())
+    assert about == {
+        "format": 1, "kernel": "gaussian", "kernel_params": {"sigma": 0.7}, "readout": "nystroem", "in_features": 4,
+        "out_features": 7, "image_shape": [2, 2], "crop": 0, "version": "0.1.0", "identity": extractor.identity,
+    }  # fmt: skip
+    assert names == ["M", "W", "preprocessing.mean", "preprocessing.scale"]
+    assert mean.tolist() == MEAN.tolist()
+
+
+def test_the_identity_changes_with_every_ingredient_and_with_nothing_else():
+    def made(kernel=None, W=None, M=None, mean=None, scale=None, shape=(2, 2), crop=0, readout="neural"):
+        generator = torch.Generator().manual_seed(0)
+        W = torch.randn(7, 4, generator=generator) if W is None else W
+        M = torch.randn(7, 7, generator=generator) if M is None else M
+        prepared = Preprocessing(
+            torch.tensor(MEAN if mean is None else mean), torch.tensor(SCALE if scale is None else scale), shape, crop
+        )
+        return FeatureExtractor(kernel or GaussianKernel(0.7), W, M, prepared, readout)
+
+    usual = made()
+    others = {
+        "kernel": made(registry.make_kernel("laplacian", sigma=0.7)),
+        "sigma": made(GaussianKernel(0.7000001)),
+        "W": made(W=torch.nextafter(usual.W, torch.tensor(torch.inf))),
+        "M": made(M=usual.M * (1 + 1e-6)),
+        "dtype": made(W=usual.W.double(), M=usual.M.double()),
+        "mean": made(mean=MEAN + 1e-12),
+        "scale": made(scale=SCALE * 2),
+        "shape": made(shape=(4, 1)),
+        "crop": made(crop=1),
+        "readout": made(readout="nystroem"),
+    }
+    assert len({usual.identity, *(other.identity for other in others.values())}) == 1 + len(others)
+    assert len(usual.identity) == 16
+    same = [
+        made(), copy.deepcopy(usual).half(), usual.to("cpu").train(), made(W=usual.W.mT.contiguous().mT, M=usual.M),
+    ]  # fmt: skip
+    assert {other.identity for other in same} == {usual.identity}
+
+
+def saved(tmp_path):
+    return extractor_of().save(tmp_path / "x.safetensors")
+
+
+def rewritten(path, change):
+    """The same file with other tensors or another description."""
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["ksm_lightning"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    change(tensors, about)
+    save_file(tensors, path, metadata={"ksm_lightning": json.dumps(about)})
+
+
+def flip(path, place):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0x10
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda p: p.unlink(), "There is no extractor"),
+        (lambda p: p.write_bytes(b""), "damaged, or no safetensors file"),
+        (lambda p: p.write_bytes(p.read_bytes()[: p.stat().st_size // 2]), "damaged, or no safetensors file"),
+        (lambda p: p.write_bytes(b"hello" * 100), "damaged, or no safetensors file"),
+        (lambda p: flip(p, -1), "its content is not what was saved"),
+        (lambda p: flip(p, -100), "its content is not what was saved"),
+        (lambda p: save_file({"W": torch.eye(2)}, p), "holds no feature extractor that this version"),
+        (lambda p: save_file({"W": torch.eye(2)}, p, {"ksm_lightning": "[1]"}), "holds no feature extractor"),
+        (lambda p: save_file({"W": torch.eye(2)}, p, {"ksm_lightning": "{"}), "damaged, or no safetensors file"),
+        (lambda p: rewritten(p, lambda t, a: a.update(format=2)), "holds no feature extractor that this version"),
+        (lambda p: rewritten(p, lambda t, a: a.update(kernel="mine")), "No kernel is registered as 'mine'"),
+        (lambda p: rewritten(p, lambda t, a: a.update(kernel_params={"alpha": 1})), "cannot be made from"),
+        (lambda p: rewritten(p, lambda t, a: a.update(kernel_params=3)), "cannot be used"),
+        (lambda p: rewritten(p, lambda t, a: a.update(image_shape=4)), "no possible image shape"),
+        (lambda p: rewritten(p, lambda t, a: a.update(readout="pca")), "There is no readout 'pca'"),
+        (lambda p: rewritten(p, lambda t, a: a.pop("kernel")), "it lacks 'kernel'"),
+        (lambda p: rewritten(p, lambda t, a: a.pop("identity")), "its content is not what was saved"),
+        (lambda p: rewritten(p, lambda t, a: t.pop("M")), "it lacks 'M'"),
+        (lambda p: rewritten(p, lambda t, a: t.pop("preprocessing.mean")), "it lacks 'preprocessing.mean'"),
+        (lambda p: rewritten(p, lambda t, a: t.update(M=t["M"][:3])), r"got \(7, 4\) in torch.float32 and \(3, 7\)"),
+        (lambda p: rewritten(p, lambda t, a: t["preprocessing.scale"].zero_()), "a scale that is not positive"),
+        (lambda p: rewritten(p, lambda t, a: a.update(crop=1)), "its content is not what was saved"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_sentence(tmp_path, spoil, message):
+    path = saved(tmp_path)
+    spoil(path)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+        FeatureExtractor.load(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_flipped_bit_anywhere_is_noticed_or_does_not_matter(tmp_path):
+    """Every byte of the file in turn; what is loaded all the same has the same features."""
+    path = FeatureExtractor.from_network(network_of(GaussianKernel(0.7), neurons=2)).save(tmp_path / "x.safetensors")
+    whole, expected = path.read_bytes(), FeatureExtractor.load(path).state_dict()
+    (header,) = struct.unpack("<Q", whole[:8])
+    refused: list[str] = []
+    for place in range(len(whole)):
+        path.write_bytes(whole)
+        flip(path, place)
+        try:
+            found = FeatureExtractor.load(path)
+        except ValueError as error:
+            refused.append(str(error))
+        else:
+            assert 8 < place < 8 + header  # never in the numbers
+            assert all(torch.equal(found.state_dict()[name], value) for name, value in expected.items())
+    assert len(refused) > 0.9 * len(whole)
+    assert not any("\n" in sentence for sentence in refused)
+
+
+def test_only_registered_kernels_and_the_right_names_are_saved(tmp_path):
+    class Mine(GaussianKernel):
+        pass
+
+    extractor = FeatureExtractor(Mine(0.5), torch.eye(2), torch.eye(2))
+    assert extractor(torch.eye(2)).shape == (2, 2)
+    with pytest.raises(ValueError, match="Mine has no registered name"):
+        extractor.save(tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match=r"saved as .safetensors, got .*x.pt"):
+        extractor_of().save(tmp_path / "x.pt")
+    register_kernel("test_extractor_mine")(Mine)
+    extractor.save(tmp_path / "x.safetensors")
+    assert isinstance(FeatureExtractor.load(tmp_path / "x.safetensors").kernel, Mine)
+    del registry._KERNELS["test_extractor_mine"]
+    with pytest.raises(ValueError, match="import the module that defines it"):
+        FeatureExtractor.load(tmp_path / "x.safetensors")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+# ---------------------------------------------------------------------- scikit-learn
+
+
+def test_a_pipeline_leaves_it_as_it_is():
+    extractor, raw = extractor_of(), raw_points(100)
+    labels = (np.abs(raw - MEAN) / SCALE).max(1) > 1.6  # far from the middle, which no plane tells
+    identity = extractor.identity
+    pipeline = make_pipeline(extractor.to_sklearn(), LogisticRegression(C=10)).fit(raw, labels)
+    assert pipeline.score(raw, labels) > LogisticRegression().fit(raw, labels).score(raw, labels)
+    assert pipeline[0].extractor.identity == identity
+    assert np.array_equal(pipeline[:-1].transform(raw), extractor.transform(raw))
+    by_hand = LogisticRegression(C=10).fit(extractor.transform(raw), labels)
+    np.testing.assert_allclose(pipeline.predict_proba(raw), by_hand.predict_proba(extractor.transform(raw)))
+
+
+def test_a_clone_and_a_pickle_keep_the_features():
+    transformer, raw = extractor_of().to_sklearn(), raw_points()
+    expected = transformer.transform(raw)  # no fit is needed
+    for again in (clone(transformer), pickle.loads(pickle.dumps(transformer)), clone(transformer).fit(raw[:3])):
+        assert again.extractor is not transformer.extractor
+        assert np.array_equal(again.transform(raw), expected)
+
+
+def test_a_grid_search_over_the_classifier_takes_it_along():
+    raw = raw_points(90)
+    labels = (raw[:, 0] > MEAN[0]).astype(int)
+    pipeline = make_pipeline(extractor_of().to_sklearn(), LogisticRegression())
+    search = GridSearchCV(pipeline, {"logisticregression__C": [1e-6, 10.0]}, cv=3).fit(raw, labels)
+    assert search.best_params_ == {"logisticregression__C": 10.0}
+    assert search.best_estimator_[0].extractor.identity == extractor_of().identity
+
+
+def test_names_and_frames():
+    transformer, raw = extractor_of().to_sklearn(), raw_points(5)
+    names = [f"frozentransformer{i}" for i in range(7)]
+    assert list(transformer.get_feature_names_out()) == names
+    frame = pd.DataFrame(raw, columns=list("abcd"), index=[5, 6, 7, 8, 9])
+    found = clone(transformer).set_output(transform="pandas").fit_transform(frame)
+    assert list(found.columns) == names
+    assert list(found.index) == [5, 6, 7, 8, 9]
+    np.testing.assert_allclose(found.to_numpy(), extractor_of().transform(raw), rtol=0, atol=1e-7)
+    assert transformer.transform(raw.astype(np.float32)).dtype == np.float32
+
+
+def test_uncropped_rows_are_cropped_inside():
+    extractor = FeatureExtractor(
+        LinearKernel(), torch.eye(4), torch.eye(4),
+        Preprocessing(torch.zeros(4), torch.ones(4), image_shape=(2, 2), crop=1),
+    )  # fmt: skip
+    row = np.arange(16.0)[None]
+    assert extractor.to_sklearn().fit_transform(row).tolist() == [[5.0, 6.0, 9.0, 10.0]]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (np.zeros((3, 5)), "The extractor takes 4 features a sample, got 5"),
+        (BAD, "contains NaN"),
+        (np.zeros((0, 4)), "0 sample"),
+    ],
+)
+@pytest.mark.parametrize("method", ["fit", "transform"])
+def test_wrong_samples_are_refused(data, message, method):
+    with pytest.raises(ValueError, match=message):
+        getattr(extractor_of().to_sklearn(), method)(data)
+
+
+def test_no_warning_is_given_for_input_that_cannot_be_written_to():
+    raw = raw_points()
+    raw.setflags(write=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert extractor_of().transform(raw).shape == (40, 7)
