@@ -175,8 +175,9 @@ class FeatureExtractor(Frozen):
 
     def features(self, rows: Tensor) -> Tensor:
         """Features (batch, k) of points (batch, m) that are standardised already, in the dtype that it computes in."""
+        x = rows.to(self.W.dtype).contiguous()  # else the last digits would depend on how the rows lie in memory
         with full_precision(rows.device):
-            features: Tensor = self.kernel(rows.to(self.W.dtype), self.W) @ self.M
+            features: Tensor = self.kernel(x, self.W) @ self.M
         return features
 
     @torch.no_grad()

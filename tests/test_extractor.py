@@ -45,7 +45,8 @@ def network_of(kernel, seed=1, neurons=7, features=4) -> KSMNetwork:
     with torch.no_grad():
         network.q.copy_(0.5 + torch.rand(neurons, generator=generator))
         root = torch.randn(neurons, neurons, generator=generator)
-        network.L.copy_(torch.eye(neurons) + root @ root.mT / neurons)
+        L = torch.eye(neurons) + root @ root.mT / neurons
+        network.L.copy_((L + L.mT) / 2)  # a product is symmetric but for rounding
     return network
 
 
