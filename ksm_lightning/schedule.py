@@ -171,11 +171,13 @@ class AdaptiveSchedule:
     the way to it: ``L -> C``, ``q_i -> <y_i k_i> / f(w_i, w_i)``, ``w_i`` to its mean shift. A part is a pure number,
     so nothing depends on the units of x, on the kernel's width or on the similarity's scale.
 
-    The step of L is ``0.25 min(1, batch / (n + batch / 3))``: C of one batch has rank ``batch``, and L must average
-    over ``n / batch`` of them before it knows every direction. (Without the third, networks with as many neurons as
-    samples in a batch lost most of them on kernels with very unequal eigenvalues.) W and q take a third of it, which
-    keeps L near its maximum while they move. All steps stay constant for three tenths of the run and then fall linearly
-    to a fiftieth.
+    The step of L is ``min(0.1, 0.25 batch / (n + batch / 3))``. C of one batch has rank ``batch``, and L must average
+    over ``n / batch`` of them before it knows every direction; without the third, networks with as many neurons as
+    samples in a batch lost most of them on kernels with very unequal eigenvalues. However few the neurons, a step
+    between two eigenvectors of L is stable below ``2 / (1 + l_i / l_j + l_j / l_i)`` alone: with 0.25 instead of 0.1,
+    networks with wide kernels swing, their responses become long, and landmarks are thrown out of the data. W and q
+    take a third of L's step, which keeps L near its maximum while they move. All steps stay constant for three tenths
+    of the run and then fall linearly to a fiftieth.
 
     Before some updates of the first half (2, 5, 10, 20, 30, 40 and 50 % of the run) landmarks that explain nothing are
     moved to where the residual is largest (:mod:`ksm_lightning.relocation`).
@@ -196,13 +198,13 @@ class AdaptiveSchedule:
     Example:
         >>> schedule = AdaptiveSchedule(updates=1000)
         >>> schedule.rates(0, num_neurons=16, batch=64)
-        Rates(W=0.08333333333333333, q=0.08333333333333333, L=0.25)
+        Rates(W=0.03333333333333333, q=0.03333333333333333, L=0.1)
         >>> round(schedule.rates(0, num_neurons=640, batch=64).L, 4)
         0.0242
     """
 
     is_natural = True
-    _STEP_L, _RATIO, _HOLD, _FINAL, _MARGIN = 0.25, 1 / 3, 0.3, 0.02, 1 / 3
+    _LARGEST, _STEP_L, _RATIO, _HOLD, _FINAL, _MARGIN = 0.1, 0.25, 1 / 3, 0.3, 0.02, 1 / 3
     _RELOCATIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 
     def __init__(self, updates: int = 5000) -> None:
@@ -219,8 +221,8 @@ class AdaptiveSchedule:
     def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
         """Steps in natural units for a batch over all processes."""
         left = max(0.0, 1 - update / self.updates) / (1 - self._HOLD)
-        rank = min(1.0, batch / (num_neurons + self._MARGIN * batch))
-        step = self._STEP_L * rank * (self._FINAL + (1 - self._FINAL) * min(1.0, left))
+        largest = min(self._LARGEST, self._STEP_L * batch / (num_neurons + self._MARGIN * batch))
+        step = largest * (self._FINAL + (1 - self._FINAL) * min(1.0, left))
         return Rates(self._RATIO * step, self._RATIO * step, step)
 
     @property

@@ -5,16 +5,18 @@ import math
 import pytest
 import torch
 from conftest import KERNELS
+from sklearn.datasets import load_digits
 from test_module import fit, model, moons
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from ksm_lightning import functional
+from ksm_lightning.baselines import Nystroem
 from ksm_lightning.data import ArrayDataModule, HalfMoonsDataModule
 from ksm_lightning.exact import minimise_bound, similarity_moment, solve_inner
 from ksm_lightning.initialisation import DataInit, NormalInit
 from ksm_lightning.kernels import GaussianKernel, Kernel, LinearKernel, PowerCosineKernel, make_kernel
-from ksm_lightning.learning import consolidate, learn, natural_ridge, relocate, start
+from ksm_lightning.learning import consolidate, learn, natural_ridge, relocate, start, train
 from ksm_lightning.metrics import kernel_nrmse
 from ksm_lightning.network import KSMNetwork
 from ksm_lightning.readout import read_out
@@ -40,6 +42,21 @@ def trained(kernel: Kernel, x: torch.Tensor, n: int = 8, updates: int = 300, see
 
 def points(count=300) -> torch.Tensor:
     return HalfMoonsDataModule(num_points=count).train_points.data.double()
+
+
+@pytest.mark.parametrize(("kernel", "n"), [(GaussianKernel(36), 40), (make_kernel("polynomial", degree=2), 40)])
+def test_wide_kernels_keep_their_landmarks_among_the_data(kernel, n):
+    """One eigenvalue is far above the others, so that L swings under large steps: with a step of 0.25 responses were
+    twice as long as they should be, and landmarks ended at five times the distance of the data, with an error above
+    that of landmarks drawn from it."""
+    x = torch.tensor(load_digits().data)
+    network = train(kernel, x, n, AdaptiveSchedule(2000))
+    uniform = Nystroem(kernel, n).fit_transform(x)
+    ours, drawn = kernel_nrmse(kernel, x, read_out(network, "nystroem", x), uniform).tolist()
+    assert ours < 0.75 * drawn
+    if kernel.is_radial:
+        centre = x.mean(0)
+        assert (network.W - centre).norm(dim=1).max() < (x - centre).norm(dim=1).max()
 
 
 # ---------------------------------------------------------------------- units

@@ -33,14 +33,14 @@ def test_the_papers_schedule_for_mnist():
 def test_adaptive_steps_hold_and_then_fall():
     schedule = make_schedule(None, 1000)
     steps = [schedule.rates(update, 16, 64).L for update in (0, 300, 650, 1000, 2000)]
-    assert steps == pytest.approx([0.25, 0.25, 0.25 * (0.02 + 0.98 / 2), 0.005, 0.005])
-    assert schedule.rates(0, 16, 64).W == schedule.rates(0, 16, 64).q == pytest.approx(0.25 / 3)
+    assert steps == pytest.approx([0.1, 0.1, 0.1 * (0.02 + 0.98 / 2), 0.002, 0.002])
+    assert schedule.rates(0, 16, 64).W == schedule.rates(0, 16, 64).q == pytest.approx(0.1 / 3)
 
 
 def test_the_step_of_L_is_tied_to_the_rank_of_a_batch():
     schedule = AdaptiveSchedule(1000)
     assert pytest.approx(0.25 * 64 / (800 + 64 / 3)) == schedule.rates(0, 800, 64).L
-    assert schedule.rates(0, 800, 4000).L == 0.25
+    assert schedule.rates(0, 800, 4000).L == 0.1  # a larger one swings where eigenvalues differ much
     assert schedule.rates(0, 800, 64).W < schedule.rates(0, 800, 64).L
 
 
