@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from tqdm import tqdm
 
+from ksm_lightning import learning
 from ksm_lightning.kernels import Kernel, make_kernel
 from ksm_lightning.metrics import random_subset
 from ksm_lightning.network import KSMNetwork
@@ -94,6 +95,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         """
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES))
         kernel, seed = self._check(), self._draw_seed()
+        learning.check_range(kernel, x)
         updates = max(2000, 5 * self.n_components) if self.updates is None else self.updates
         with tqdm(total=updates, desc="KSMTransformer", unit="update", disable=not self.verbose) as bar:
             network = train_on_few(
@@ -101,7 +103,9 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             )
         _warn_if_blind(kernel, x[random_subset(len(x), 500)])
         self._stream = Stream.after(network, x, updates, batch_size=self.batch_size, seed=seed)
-        self._take(network, x[random_subset(len(x), READOUT_SAMPLE)])
+        sample = x[random_subset(len(x), READOUT_SAMPLE)] if self.readout == "least_squares" else None
+        self._reader = _Reader(network, check_readout(self.readout), sample)
+        self.kernel_ = network.kernel
         self.n_samples_seen_ = len(x)
         self.n_updates_ = updates
         return self
@@ -109,20 +113,27 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def partial_fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Learn from more samples (samples, m) of a stream, in their order; a single one is enough.
 
-        After ``fit``, or after any number of earlier calls, the network goes on learning with ever smaller steps.
+        After ``fit``, or after any number of earlier calls, the network goes on learning with ever smaller steps. The
+        features are always those of the landmarks as they are now, with the exact L for the samples remembered.
 
         Raises:
-            ValueError: If a parameter is impossible, or the samples cannot be used.
+            ValueError: If a parameter is impossible or, after the first call, another one; or the samples cannot be
+                used.
         """
-        is_first = not hasattr(self, "network_")
+        is_first = not hasattr(self, "_stream")
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES, reset=is_first))
-        if is_first:
-            self._stream = Stream(self._check(), self.n_components, batch_size=self.batch_size, seed=self._draw_seed())
-            self.n_samples_seen_ = 0
-        stream = self._stream
+        kernel = self._check()
+        stream = Stream(kernel, self.n_components, seed=self._draw_seed()) if is_first else self._stream
+        if stream.num_neurons != self.n_components or str(stream.kernel) != str(kernel):
+            raise ValueError(
+                f"The stream has {stream.num_neurons} components with {stream.kernel}, and now {self.n_components} "
+                f"with {kernel} are asked for: `fit` begins anew, `partial_fit` cannot."
+            )
+        stream.batch_size = self.batch_size
         stream.learn(x if is_first else x.to(stream.network.W))
-        self._take(stream.network, stream.reservoir.rows)
-        self.n_samples_seen_ += len(x)
+        self._stream, self.kernel_ = stream, kernel
+        self._reader = _Reader(stream, check_readout(self.readout), stream.reservoir.rows)
+        self.n_samples_seen_ = len(x) + (0 if is_first else self.n_samples_seen_)
         self.n_updates_ = stream.updates
         return self
 
@@ -143,11 +154,12 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def _draw_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _take(self, network: KSMNetwork, sample: Tensor) -> None:
-        self.network_, self.kernel_ = network, network.kernel
-        self._reader = _Reader(network, check_readout(self.readout), sample)
-
     # ------------------------------------------------------------------ features
+
+    @property
+    def network_(self) -> KSMNetwork:
+        """The trained network."""
+        return self._reader.network
 
     @property
     def components_(self) -> np.ndarray:
@@ -168,8 +180,11 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         """
         check_is_fitted(self)
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES, reset=False))
-        features: np.ndarray = torch.cat([self._reader(part).to(x) for part in torch.split(x, _BLOCK)]).numpy()
-        return features
+        features = torch.cat([self._reader(part).to(x) for part in torch.split(x, _BLOCK)])
+        if not bool(features.isfinite().all()):
+            raise ValueError(f"Features are out of the range of {x.dtype}: are the samples like those of the training?")
+        found: np.ndarray = features.numpy()
+        return found
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -192,13 +207,18 @@ def _warn_if_blind(kernel: Kernel, x: Tensor) -> None:
 
 
 class _Reader:
-    """A network's features in float64; the readout's matrix is computed when it is first asked for.
+    """Features in float64 of a network, or of what a stream has learned; computed when they are first asked for.
 
-    A stream that is never looked at between two samples need not compute it for each of them.
+    A stream that is never looked at between two samples need not compute matrices for each of them.
     """
 
-    def __init__(self, network: KSMNetwork, readout: Readout, sample: Tensor) -> None:
-        self.network, self.readout, self.sample = network, readout, sample
+    def __init__(self, source: KSMNetwork | Stream, readout: Readout, sample: Tensor | None) -> None:
+        self.source, self.readout, self.sample = source, readout, sample
+
+    @cached_property
+    def network(self) -> KSMNetwork:
+        """The network that is read."""
+        return self.source.settled() if isinstance(self.source, Stream) else self.source
 
     @cached_property
     def matrices(self) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,23 @@ def natural_ridge(kernel: Kernel, x: Tensor, num_neurons: int) -> float:
 
 
 @torch.no_grad()
+def check_range(kernel: Kernel, x: Tensor) -> None:
+    """Refuse samples (samples, m) that are too large to be computed with.
+
+    Raises:
+        ValueError: If squares of a sample, or of its similarity to itself, are out of the dtype's range.
+    """
+    limit = torch.finfo(x.dtype).max / 1e4
+    size = torch.maximum(x.square().sum(1), kernel.diag(x).square())
+    if not bool((size < limit).all()):
+        row = int((~(size < limit)).nonzero()[0])
+        raise ValueError(
+            f"Sample {row} has values of up to {float(x[row].abs().max()):.1e}, whose squares are out of the range of "
+            f"{x.dtype}: remove it, or scale the data."
+        )
+
+
+@torch.no_grad()
 def start(network: KSMNetwork, x: Tensor) -> None:
     """Begin well: idle landmarks moved, W (or q) at the optimal common scale, L at its exact value for a sample.
 
@@ -65,24 +82,36 @@ def start(network: KSMNetwork, x: Tensor) -> None:
         network: The network, changed in place.
         x: A sample of the data (samples, m), without repetitions.
     """
-    relocate(network, x[: sample_size(network.num_neurons)], most=network.num_neurons)
-    kernel, n = network.kernel, network.num_neurons
+    n = network.num_neurons
+    relocate(network, x[: sample_size(n)], most=n)
+    balance(network, x, n / (n + len(x)))
+
+
+@torch.no_grad()
+def balance(network: KSMNetwork, x: Tensor, shrinkage: float = 0.0) -> None:
+    """Give the network the best common scale of W (or q) and the exact L for a sample.
+
+    Args:
+        network: The network, changed in place.
+        x: A sample of the data (samples, m).
+        shrinkage: How far, from 0 to 1, the sample's second moment is drawn to a multiple of I.
+    """
+    kernel = network.kernel
     total, count = similarity_moment(kernel, [x], network.W)
-    q = network.q.double()  # 1, but for neurons that were moved
+    q = network.q.double()
     B = q[:, None] * total * q / count
     mean = B.diagonal().mean()
     if not mean > 0:
-        return  # nothing answers to anything; L = I is as good as any
-    share = n / (n + count)
-    B = (1 - share) * B
-    B.diagonal().add_(share * mean)
+        return  # nothing answers to anything; L is as good as any
+    B = (1 - shrinkage) * B
+    B.diagonal().add_(shrinkage * mean)
     c = optimal_scale(B, q.square() * kernel.diag(network.W))
     set_scale(kernel, network.W, network.q, c)
     network.L.copy_(solve_inner(c * c * B, kernel.diag(network.W), network.q, network.ridge).L)
 
 
 @torch.no_grad()
-def relocate(network: KSMNetwork, x: Tensor, most: int | None = None) -> int:
+def relocate(network: KSMNetwork, x: Tensor, most: int | None = None, **options: float) -> int:
     """Move landmarks that explain nothing to where the residual is largest; returns how many moved.
 
     A moved neuron gets the mean gain of all, no lateral connections, and the median self-inhibition.
@@ -91,9 +120,11 @@ def relocate(network: KSMNetwork, x: Tensor, most: int | None = None) -> int:
         network: The network, changed in place.
         x: A sample of the data (samples, m), without repetitions.
         most: Landmarks to move at most; a quarter of them unless given.
+        options: Further ones of :func:`ksm_lightning.relocation.find_moves`.
     """
     kernel, n = network.kernel, network.num_neurons
-    moves = dict(find_moves(kernel, x, network.W, max(1, n // 4) if most is None else most))  # the last of each neuron
+    most = max(1, n // 4) if most is None else most
+    moves = dict(find_moves(kernel, x, network.W, most, **options))  # the last of each neuron
     if not moves:
         return 0
     gain = (network.q.square() * kernel.diag(network.W)).double().mean()
@@ -101,6 +132,8 @@ def relocate(network: KSMNetwork, x: Tensor, most: int | None = None) -> int:
     neurons = torch.tensor(list(moves), device=x.device)
     places = x[torch.tensor(list(moves.values()), device=x.device)].to(network.W)
     ratio = gain / kernel.diag(places).double().clamp(min=torch.finfo(torch.float32).tiny)
+    if not gain > 0:  # all neurons are silent, and the first ones that are not have their own length
+        ratio = torch.ones_like(ratio)
     if kernel.is_homogeneous and kernel.degree is not None:
         places = places * (ratio ** (0.5 / kernel.degree)).to(places)[:, None]
     else:

@@ -22,7 +22,7 @@ class Move(NamedTuple):
 
 
 @torch.no_grad()
-def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Move]:
+def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantage: float = _ADVANTAGE) -> list[Move]:
     """Landmarks that would explain the points better elsewhere, worst first, each with the place to go.
 
     What a set of landmarks leaves unexplained is the residual kernel ``R = F - f(x,W) f(W,W)^-1 f(W,x)``. Taking
@@ -36,6 +36,7 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Mov
         points: A sample of the data (samples, m), without repetitions, ideally several times as many as landmarks.
         W: Landmarks (n, m).
         most: Moves at most.
+        advantage: How many times more than at the old place a landmark must explain at the new one.
 
     Returns:
         The moves, possibly none.
@@ -67,7 +68,7 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Mov
         # Nothing explains more than is left; where all is explained, what is left of R is rounding over rounding.
         gain.clamp_(max=float(own.clamp(min=0).sum()))
         c = int(gain.argmax())
-        if not gain[c] > _ADVANTAGE * loss[i] + _WORTHWHILE * share:
+        if not gain[c] > advantage * loss[i] + _WORTHWHILE * share:
             break
         P -= torch.outer(p, p / p[i])
         V -= torch.outer(p, v / p[i])

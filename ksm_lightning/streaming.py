@@ -1,5 +1,6 @@
 """Learning from a stream without an end: one sample or many at a time, in bounded memory."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +26,9 @@ _REHEARSAL = 200
 # The network is looked after whenever the stream has grown by this factor: a class that comes late is met in time, and
 # one that has gone is not forgotten.
 _GROWTH = 1.2
-# What L is raised by, as a part of its mean diagonal and before it is divided by the samples a neuron.
-_UNSEEN = 0.2
+# How much more a landmark must explain elsewhere to be moved. A moved one needs many updates to find its gain, and a
+# stream has no second half without moves to give it these.
+_ADVANTAGE = 3.0
 # A trained network that has seen fewer samples a neuron than this begins anew, too, when their number has doubled.
 _FEW = 4
 
@@ -65,9 +67,13 @@ class Stream:
     While all samples are remembered, the network begins anew from them at 1, 2, 4, ... samples: landmarks at data
     points, some updates from the samples known, and the exact L for them. Later, whenever the stream has grown by a
     fifth, landmarks that explain nothing of a uniform sample of all that came are moved to where its residual is
-    largest, and L is made exact for it: what a stream does not show for a while would else leave L, and be answered
-    wildly when it comes back. In between the rules of the adaptive schedule apply, with steps of W and q that fall as
-    ``samples^-0.75`` and of L as ``1 / samples``.
+    largest, and the common scale and L are set anew for it: what a stream does not show for a while would else leave
+    L, and be answered wildly when it comes back. In between the rules of the adaptive schedule apply, with steps of W
+    and q that fall as ``samples^-0.75`` and of L as ``1 / samples``.
+
+    The network that learns has an L that is open to every direction. What it has learned is told by :meth:`settled`:
+    the same landmarks with the exact L for what is remembered. That L would be a bad one to go on with: it multiplies
+    what little there is in its last directions by a large number, and a step of q that turns them turns the responses.
 
     Args:
         kernel: The similarity.
@@ -89,20 +95,22 @@ class Stream:
         self._begins_until = self.reservoir.capacity  # samples
         self._network: KSMNetwork | None = None
         self._updater: Updater | None = None
+        self._tracked: dict[str, Any] = {}
 
     @classmethod
     def after(cls, network: KSMNetwork, x: Tensor, updates: int, *, batch_size: int = 64, seed: int = 0) -> "Stream":
         """A stream that goes on from a network trained with so many updates on samples ``x`` (samples, m)."""
         stream = cls(network.kernel, network.num_neurons, batch_size=batch_size, seed=seed)
-        stream._network = network
+        stream._network = copy.deepcopy(network)
         stream._begins_until = _FEW * network.num_neurons
         stream.seen, stream.updates = len(x), updates
         stream.reservoir.add(x)
+        stream._open()
         return stream
 
     @property
     def network(self) -> KSMNetwork:
-        """The network as it is now.
+        """The network that learns, as it is now.
 
         Raises:
             ValueError: If nothing was seen yet.
@@ -111,8 +119,23 @@ class Stream:
             raise ValueError("Nothing was seen yet: call `learn` with samples first.")
         return self._network
 
+    def settled(self) -> KSMNetwork:
+        """A copy of the network as if learning ended here: with the exact L for what is remembered.
+
+        Raises:
+            ValueError: If nothing was seen yet.
+        """
+        network = copy.deepcopy(self.network)
+        learning.balance(network, self.reservoir.rows)
+        return network
+
     def learn(self, x: Tensor) -> None:
-        """Learn from more samples (samples, m), finite, in their order."""
+        """Learn from more samples (samples, m), finite, in their order.
+
+        Raises:
+            ValueError: If a sample is too large to be computed with; nothing is learned then.
+        """
+        learning.check_range(self.kernel, x)
         for batch in torch.split(x, self.batch_size):
             before, self.seen = self.seen, self.seen + len(batch)
             self.reservoir.add(batch)
@@ -129,24 +152,23 @@ class Stream:
             self.kernel, self.reservoir.rows.to(like), self.num_neurons, _REHEARSAL,
             batch_size=self.batch_size, seed=self.seed + self.seen,
         )  # fmt: skip
-        self._open_directions()
+        self._open()
 
     def _look_after(self) -> None:
-        rows = self.reservoir.rows.to(self.network.W)
-        learning.relocate(self.network, torch.unique(rows, dim=0))
-        learning.consolidate(self.network, [rows], lambda total: total)
-        self._open_directions()
+        known = torch.unique(self.reservoir.rows, dim=0).to(self.network.W)
+        learning.relocate(self.network, known, advantage=_ADVANTAGE)
+        self._open()
 
-    @torch.no_grad()
-    def _open_directions(self) -> None:
-        """Raise L a little: the exact one would answer a direction that no sample had yet with ``1 / ridge``."""
-        L, n, count = self.network.L, self.num_neurons, len(self.reservoir.rows)
-        L.diagonal().add_(_UNSEEN * n / (n + count) * L.diagonal().mean())
-        self._updater = None  # it keeps what it has computed of L
+    def _open(self) -> None:
+        n, rows = self.num_neurons, self.reservoir.rows
+        learning.balance(self.network, rows, n / (n + len(rows)))
+        self._updater, self._tracked = None, {}  # what was computed of L
 
     def _update(self, batch: Tensor) -> None:
         if self._updater is None:
             self._updater = Updater(self.network, natural=True)
+            self._updater.load_state_dict(self._tracked)
+            self._tracked = {}
         with self._updater.block(batch[None]):
             self._updater.update(0, self.rates(len(batch)))
         self.updates += 1
@@ -158,8 +180,9 @@ class Stream:
         return rates.scaled(age**-_POWER)._replace(L=rates.L * age**-_POWER_L)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The updater holds working memory only.
-        return {**self.__dict__, "_updater": None}
+        # Of the updater, the tracked inverse alone is more than working memory.
+        tracked = self._tracked if self._updater is None else self._updater.state_dict()
+        return {**self.__dict__, "_updater": None, "_tracked": tracked}
 
 
 def _stage(seen: int) -> int:

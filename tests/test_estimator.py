@@ -429,7 +429,7 @@ def test_impossible_parameters_are_refused_when_they_are_used(options, message, 
 
 def test_similarities_beyond_float32_say_what_to_do():
     x = np.full((10, 2), 1e15, dtype=np.float32) * np.random.RandomState(0).rand(10, 2).astype(np.float32)
-    with pytest.raises(ValueError, match=r"out of the range of torch\.float32: scale the data"):
+    with pytest.raises(ValueError, match=r"out of the range of torch\.float32: remove it, or scale"):
         small(kernel="polynomial", kernel_params={"degree": 2}).fit(x)
 
 
@@ -546,6 +546,55 @@ def test_a_stream_goes_on_from_fit_with_small_steps():
     moved = np.linalg.norm(fitted.components_ - landmarks, axis=1)
     assert 0 < moved.max() < 0.1
     assert error(fitted, fresh) < 1.05 * before
+
+
+def test_the_defaults_survive_their_own_data_again():
+    """A hundred components with a wide kernel, in batches: the error was 13 after one call."""
+    x = shuffled_moons(2000, seed=0)
+    fitted = KSMTransformer(updates=300, random_state=0).fit(x)
+    before = error(fitted, x[:500])
+    assert error(fitted.partial_fit(x[:500]), x[:500]) < 1.15 * before
+
+
+@pytest.mark.parametrize("other", [{"n_components": 9}, {"kernel": "laplacian"}, {"kernel_params": {"sigma": 0.4}}])
+def test_a_stream_cannot_become_another(other):
+    x = shuffled_moons(60, seed=1)
+    found = small().partial_fit(x[:50])
+    before = found.transform(x)
+    with pytest.raises(ValueError, match=r"`fit` begins anew, `partial_fit` cannot"):
+        found.set_params(**other).partial_fit(x[50:])
+    assert np.array_equal(found.transform(x), before)
+    assert found.fit(x).n_samples_seen_ == 60
+
+
+def test_a_wrong_readout_in_a_stream_changes_nothing():
+    x = shuffled_moons(60, seed=1)
+    found = small().partial_fit(x[:50])
+    before = found.components_
+    with pytest.raises(ValueError, match="There is no readout 'pca'"):
+        found.set_params(readout="pca").partial_fit(x[50:])
+    assert np.array_equal(found.components_, before)
+    assert (found._stream.seen, found.n_samples_seen_) == (50, 50)
+
+
+def test_samples_that_are_too_large_are_refused():
+    x = shuffled_moons(60, seed=1)
+    bad = np.vstack([x, [[1e200, 0.0]]])
+    for method in ("fit", "partial_fit"):
+        with pytest.raises(ValueError, match=r"Sample 60 has values of up to 1\.0e\+200"):
+            getattr(small(), method)(bad)
+    with pytest.raises(ValueError, match="Features are out of the range"):
+        small(kernel="polynomial", kernel_params={"degree": 3}).fit(x).transform(np.full((1, 2), 1e150))
+
+
+def test_training_samples_are_kept_for_least_squares_alone():
+    x = np.random.RandomState(0).rand(4000, 50)
+    sizes = [
+        len(pickle.dumps(small(4, readout=readout, updates=2, kernel_params={"sigma": 3}).fit(x)))
+        for readout in ("neural", "least_squares")
+    ]
+    assert sizes[0] < 1000 * 50 * 8 + 50_000  # what the stream remembers
+    assert sizes[1] > 4000 * 50 * 8
 
 
 def test_fit_forgets_what_came_before():

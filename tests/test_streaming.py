@@ -7,10 +7,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch.testing import assert_close
 
 from ksm_lightning import learning
-from ksm_lightning.kernels import GaussianKernel, LinearKernel
+from ksm_lightning.exact import similarity_moment, solve_inner
+from ksm_lightning.kernels import GaussianKernel, LinearKernel, make_kernel
 from ksm_lightning.readout import read_out
 from ksm_lightning.rules import rates_at
 from ksm_lightning.schedule import AdaptiveSchedule
@@ -135,22 +137,22 @@ def test_with_fewer_samples_than_neurons_the_others_are_silent():
         stream = Stream(kernel, n)
         x = torch.tensor([[1.0, 0.0]]).double()
         stream.learn(x)
-        y = stream.network(torch.cat([x, torch.tensor([[0.0, 9.0]]).double()]))
+        y = stream.settled()(torch.cat([x, torch.tensor([[0.0, 9.0]]).double()]))
         assert (y.abs() > 1e-6).sum(1).tolist() == [1, 0]
-        # The exact L would make it 1; it is raised by a fifth, for one sample has left all directions open.
-        assert float(y[0].square().sum()) == pytest.approx((1 + 0.2 * n / (n + 1)) ** -2, abs=0.01)
+        assert float(y[0].square().sum()) == pytest.approx(1, abs=0.02)
 
 
 def test_what_has_gone_from_the_stream_is_not_forgotten():
-    """Two places, one after the other: the first is still answered with what it was when the second has come."""
+    """Two places, one after the other: the first is still known when the second has come. A stream whose L followed
+    the samples alone had an error of 38 then; with half the neurons for each place 0.2 is possible."""
     first, second = points(1500, seed=1), points(1500, seed=2) + 20
     stream = Stream(GaussianKernel(), 24)
     for x in (first, second):
         for row in torch.split(x, 1):
             stream.learn(row)
     for x in (first[:300], second[:300]):
-        F, y = stream.kernel(x, x), stream.network(x)
-        assert (F - y @ y.mT).norm() < 0.3 * F.norm()
+        F, y = stream.kernel(x, x), stream.settled()(x)
+        assert (F - y @ y.mT).norm() < 0.4 * F.norm()
 
 
 def test_between_restarts_every_batch_is_one_update():
@@ -216,14 +218,15 @@ def test_a_stream_after_training_starts_with_small_steps():
     x = points(300)
     network = learning.train(GaussianKernel(), x, 6, AdaptiveSchedule(100), batch_size=32)
     stream = Stream.after(network, x, 100, batch_size=32)
-    assert stream.network is network
+    assert torch.equal(stream.network.W, network.W)
     assert (stream.seen, stream.updates, stream.reservoir.seen) == (300, 100, 300)
     assert torch.equal(stream.reservoir.rows, x)
     assert stream.rates(32).L < 0.2 * Stream(GaussianKernel(), 6).rates(32).L
-    before = network.W.detach().clone()
-    stream.learn(points(10, seed=3))
-    assert stream.network is network  # it goes on and does not begin anew
-    assert 0 < (network.W - before).norm(dim=1).max() < 0.2
+    weights = {name: value.clone() for name, value in network.state_dict().items()}
+    stream.learn(points(10, seed=3))  # it goes on and does not begin anew
+    assert 0 < (stream.network.W - network.W).norm(dim=1).max() < 0.2
+    for name, value in network.state_dict().items():  # what was given is not written to
+        assert torch.equal(value, weights[name])
 
 
 def test_a_network_that_was_trained_on_few_samples_begins_anew_with_more(monkeypatch):
@@ -252,11 +255,14 @@ def test_a_large_sample_is_thinned_to_the_capacity():
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
-def test_a_copy_goes_on_to_the_same_bits(again):
+@pytest.mark.parametrize("n", [5, 16])
+def test_a_copy_goes_on_to_the_same_bits(again, n):
+    """With 16 neurons and one sample at a time the inverse is tracked, and a part of what is copied."""
     x = points(150)
-    stream = Stream(GaussianKernel(), 5, seed=2)
+    stream = Stream(GaussianKernel(), n, seed=2)
     for row in torch.split(x[:100], 1):
         stream.learn(row)
+    assert bool(stream._updater.state_dict()) == (n == 16)
     copied = again(stream)
     for either in (stream, copied):
         for row in torch.split(x[100:], 1):
@@ -289,3 +295,84 @@ def test_the_network_has_the_dtype_of_the_samples(dtype):
 def test_without_a_sample_there_is_no_network():
     with pytest.raises(ValueError, match="Nothing was seen yet: call `learn` with samples first"):
         _ = Stream(GaussianKernel(), 4).network
+
+
+# ---------------------------------------------------------------------- what has been learned
+
+
+def digits() -> torch.Tensor:
+    return torch.tensor(load_digits().data / 16)[torch.randperm(1797, generator=torch.Generator().manual_seed(0))]
+
+
+def error(network, x) -> float:
+    F, y = network.kernel(x, x), network(x)
+    return float((F - y @ y.mT).norm() / F.norm())
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize(
+    ("kernel", "bound"),
+    [
+        (GaussianKernel(3.0), 0.05),
+        (LinearKernel(), 0.04),
+        (make_kernel("arc_cosine", order=1), 0.12),
+        (make_kernel("power_cosine", alpha=3), 0.1),
+    ],
+    ids=["gaussian", "linear", "arc-cosine", "power-cosine"],
+)
+def test_going_on_with_the_same_data_keeps_what_was_learned(kernel, bound, batch):
+    """Wide kernels, whose exact L has tiny eigenvalues: a stream that went on with it had errors above 1 within three
+    updates. The trained network has 0.027, 0.020, 0.028 and 0.058."""
+    x = digits()
+    network = learning.train(kernel, x[:1400], 32, AdaptiveSchedule(1000))
+    stream = Stream.after(network, x[:1400], 1000)
+    for part in torch.split(x[:700], batch):
+        stream.learn(part)
+    assert error(network, x) < bound
+    assert error(stream.settled(), x) < bound
+
+
+def test_a_stream_in_batches_is_good_after_every_batch():
+    x = digits()
+    stream, errors = Stream(GaussianKernel(3.0), 32), []
+    for part in torch.split(x[:1400], 64):
+        stream.learn(part)
+        errors.append(error(stream.settled(), x))
+    assert max(errors[3:]) < 0.05
+
+
+@pytest.mark.parametrize("name", ["linear", "power_cosine", "arc_cosine", "polynomial"])
+def test_a_stream_that_begins_with_nothing_wakes_up(name):
+    kernel, x = make_kernel(name), digits()
+    stream = Stream(kernel, 12)
+    stream.learn(torch.zeros(1100, 64).double())  # more than are remembered
+    assert not stream.network.W.any()
+    for part in torch.split(x, 64):
+        stream.learn(part)
+    assert error(stream.settled(), x) < 0.5
+
+
+def test_what_has_been_learned_is_told_without_changing_it():
+    stream = Stream(GaussianKernel(), 8)
+    stream.learn(points(300))
+    before = {name: value.clone() for name, value in stream.network.state_dict().items()}
+    settled = stream.settled()
+    for name, value in stream.network.state_dict().items():
+        assert torch.equal(value, before[name])
+    total, count = similarity_moment(settled.kernel, [points(300)], settled.W)
+    B = settled.q[:, None] * (total / count) * settled.q
+    exact = solve_inner(B, settled.kernel.diag(settled.W), settled.q, settled.ridge).L
+    assert_close(settled.L.detach(), exact)
+
+
+def test_a_sample_that_is_too_large_is_refused_and_leaves_the_stream_as_it_was():
+    stream = Stream(GaussianKernel(), 4)
+    stream.learn(points(50))
+    rows = stream.reservoir.rows.clone()
+    bad = torch.cat([points(2), torch.full((1, 2), 1e200, dtype=torch.float64)])
+    with pytest.raises(
+        ValueError, match=r"Sample 2 has values of up to 1\.0e\+200, whose squares are out of the range"
+    ):
+        stream.learn(bad)
+    assert stream.seen == 50
+    assert torch.equal(stream.reservoir.rows, rows)
