@@ -120,7 +120,11 @@ def network_of(content: dict[str, Any]) -> KSMNetwork:
     schedule = make_schedule(hparams["phases"], hparams["updates"])
     kernel = kernel.with_params(**schedule.kernel_params(content["global_step"]))
     W = state["network.W"]
-    network = KSMNetwork(kernel, W.shape[1], W.shape[0], hparams["ridge"], solver=hparams["solver"]).to(W.dtype)
+    # Whoever loads a network does not want to find other random numbers afterwards.
+    own = torch.Generator()
+    network = KSMNetwork(
+        kernel, W.shape[1], W.shape[0], hparams["ridge"], solver=hparams["solver"], generator=own
+    ).to(W.dtype)  # fmt: skip
     prefix = "network."  # whatever else a user's own module keeps is not the network's
     weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     network.load_state_dict(weights)

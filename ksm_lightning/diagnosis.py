@@ -160,7 +160,7 @@ def _about_errors(evidence: Evidence) -> Iterator[Finding]:
     errors = evidence.errors
     if errors is None:
         return
-    if errors.nystroem > max(errors.uniform, _EXACT):
+    if errors.nystroem > max(1.01 * errors.uniform, _EXACT):
         yield Finding(
             "warning",
             "Landmarks drawn from the data do better than the learned ones",
@@ -220,6 +220,8 @@ def _about_kernel(evidence: Evidence) -> Iterator[Finding]:
     rank = 1 / similarity.mean_square if similarity.mean_square > 0 else math.inf
     has_width = evidence.sigma is not None
     width = f"--model.kernel_params.sigma={similarity.distance:.2g}, the median distance of two points"
+    if not similarity.distance > 0:
+        return  # one point, or all the same: no kernel tells them apart
     if rank > _SPREAD * n:
         slower = "Use more neurons, or a kernel that falls more slowly, such as one of a lower degree or alpha."
         directions = f"about {rank:,.0f}" if rank < 1e6 else "more than a million"

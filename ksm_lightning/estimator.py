@@ -255,7 +255,7 @@ class FrozenTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Nothing is learned; the samples are checked."""
-        self._check(X)
+        self._check(X, is_fit=True)
         return self
 
     def transform(self, X: ArrayLike) -> np.ndarray:
@@ -267,8 +267,9 @@ class FrozenTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         features: np.ndarray = self.extractor.transform(self._check(X))
         return features
 
-    def _check(self, X: ArrayLike) -> np.ndarray:
-        checked: np.ndarray = validate_data(self, X, dtype=_DTYPES)
+    def _check(self, X: ArrayLike, is_fit: bool = False) -> np.ndarray:
+        is_first = is_fit or not hasattr(self, "n_features_in_")
+        checked: np.ndarray = validate_data(self, X, dtype=_DTYPES, reset=is_first)
         if checked.shape[1] != self.extractor.raw_features:
             raise ValueError(
                 f"The extractor takes {self.extractor.raw_features} features a sample, got {checked.shape[1]}."

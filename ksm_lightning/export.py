@@ -87,15 +87,13 @@ def example_inputs(extractor: FeatureExtractor, count: int = 64) -> Tensor:
 
 
 def _check_shape(extractor: FeatureExtractor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if math.prod(shape) != extractor.raw_features or min(shape) < 1:
+    if min(shape) < 1:
+        raise ValueError(f"The sides of an input are at least 1, got the shape {shape}; the batch is not one of them.")
+    if math.prod(shape) != extractor.raw_features:
         raise ValueError(
             f"Inputs of shape {shape} have {math.prod(shape)} values, and the extractor takes {extractor.raw_features}."
         )
     return shape
-
-
-def _about(extractor: FeatureExtractor) -> str:
-    return json.dumps({**extractor.metadata, "identity": extractor.identity})
 
 
 def _dynamic() -> dict[str, Any]:
@@ -109,7 +107,7 @@ Read = Callable[[Path], Callable[[Tensor], Tensor]]
 def _write_torch(extractor: FeatureExtractor, x: Tensor, path: Path) -> None:
     with _quietly():
         program = torch.export.export(extractor, (x,), dynamic_shapes=_dynamic())
-        torch.export.save(program, path, extra_files={"ksm_lightning.json": _about(extractor)})
+        torch.export.save(program, path, extra_files={"ksm_lightning.json": json.dumps(extractor.description)})
 
 
 def _read_torch(path: Path) -> Callable[[Tensor], Tensor]:
@@ -129,7 +127,7 @@ def _write_onnx(extractor: FeatureExtractor, x: Tensor, path: Path) -> None:
             external_data=False, verbose=False,
         )  # fmt: skip
         assert program is not None
-        program.model.metadata_props["ksm_lightning"] = _about(extractor)
+        program.model.metadata_props["ksm_lightning"] = json.dumps(extractor.description)
         program.save(str(path), external_data=False)
 
 

@@ -250,6 +250,11 @@ class FeatureExtractor(Frozen):
             digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
+    @property
+    def description(self) -> dict[str, Any]:
+        """What it is, with its identity: what files say of it."""
+        return {"identity": self.identity, **self.metadata}
+
     def save(self, path: str | Path) -> Path:
         """Write it as one ``.safetensors`` file, whole or not at all; :meth:`load` reads it. Returns the path.
 
@@ -262,9 +267,8 @@ class FeatureExtractor(Frozen):
         if path.suffix != ".safetensors":
             raise ValueError(f"An extractor is saved as .safetensors, got {path}.")
         tensors = {name: tensor.cpu().contiguous() for name, tensor in self.state_dict().items()}
-        about = json.dumps({**self.metadata, "identity": self.identity})
         with draft_of(path) as draft:
-            draft.write_bytes(save(tensors, metadata={"ksm_lightning": about}))
+            draft.write_bytes(save(tensors, metadata={"ksm_lightning": json.dumps(self.description)}))
         return path
 
     @classmethod

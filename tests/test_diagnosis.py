@@ -36,6 +36,15 @@ def only(**changes):
     return finding
 
 
+@pytest.mark.parametrize("distance", [0.0, float("nan")])
+def test_points_that_are_all_the_same_get_no_width_of_zero(distance):
+    assert diagnose(replace(SOUND, similarity=Similarity(1.0, 1.0, distance), sigma=1.0)) == []
+
+
+def test_errors_that_are_the_same_but_for_rounding_are_no_finding():
+    assert diagnose(replace(SOUND, errors=Errors(neural=0.3, nystroem=0.2001, uniform=0.2))) == []
+
+
 def made_by_hand(W: torch.Tensor, sigma: float = 0.5) -> KSMNetwork:
     network = KSMNetwork(GaussianKernel(sigma), W.shape[1], len(W))
     with torch.no_grad():

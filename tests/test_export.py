@@ -141,7 +141,7 @@ def test_asking_for_inputs_leaves_the_extractor_where_it_is():
         ("x", "safetensors", None, "is written to a .safetensors file"),
         ("x.pb", "tensorflow", None, "There is no format 'tensorflow': choose one of torch, onnx, safetensors"),
         ("x.pt2", "torch", (5,), r"Inputs of shape \(5,\) have 5 values, and the extractor takes 4"),
-        ("x.pt2", "torch", (-2, -2), "have 4 values, and the extractor takes 4"),
+        ("x.pt2", "torch", (-2, -2), "The sides of an input are at least 1, got the shape"),
         ("x.pt2", "torch", (2, 2, 2), "have 8 values"),
     ],
 )
@@ -261,6 +261,11 @@ def test_least_squares_is_fitted_to_the_data_of_the_run(run):
     expected = FeatureExtractor.from_checkpoint(ckpt(run), "least_squares", sample=raw).transform(raw)
     found = FeatureExtractor.load(run / "least_squares.safetensors").transform(raw)
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, rtol=0, atol=1e-5)
+
+
+def test_data_that_would_not_be_used_is_refused(run, capsys):
+    sentence = refused(capsys, "export", f"--ckpt_path={ckpt(run)}", "--data=HalfMoonsDataModule")
+    assert sentence == "--data is what least_squares is fitted to, and the readout is neural: leave it out."
 
 
 def test_least_squares_takes_other_data_in_the_units_of_the_training(run, tmp_path):

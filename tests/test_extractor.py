@@ -874,6 +874,34 @@ def test_names_and_frames():
     assert list(found.index) == [5, 6, 7, 8, 9]
     np.testing.assert_allclose(found.to_numpy(), extractor_of().transform(raw), rtol=0, atol=1e-7)
     assert transformer.transform(raw.astype(np.float32)).dtype == np.float32
+    fitted = clone(transformer).fit(frame)
+    with pytest.raises(ValueError, match="feature names"):
+        fitted.transform(frame[list("dcba")])
+    assert list(fitted.feature_names_in_) == list("abcd")
+
+
+def test_loading_uses_up_no_randomness(tmp_path):
+    trained = model(phases=None, updates=5)
+    fit(trained, moons()).save_checkpoint(tmp_path / "x.ckpt")
+    before = torch.random.get_rng_state()
+    FeatureExtractor.from_checkpoint(tmp_path / "x.ckpt")
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_numbers_of_numpy_in_a_users_kernel_can_be_saved(tmp_path):
+    @register_kernel("test_extractor_own")
+    class Own(GaussianKernel):
+        def __init__(self, sigma: float = 1.0, power: float = 1.0) -> None:
+            super().__init__(sigma)
+            self.power = power
+
+    try:
+        extractor = FeatureExtractor(Own(2.0, np.float32(1.5)), torch.zeros(3, 4), torch.eye(3))
+        loaded = FeatureExtractor.load(extractor.save(tmp_path / "x.safetensors"))
+        assert loaded.kernel.params() == {"sigma": 2.0, "power": 1.5}
+        assert loaded.identity == extractor.identity
+    finally:
+        del registry._KERNELS["test_extractor_own"]
 
 
 def test_uncropped_rows_are_cropped_inside():

@@ -1,6 +1,7 @@
 """What ``ksm predict`` leaves behind: features in order, labels, and which extractor made them; whole or not at all."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -187,6 +188,33 @@ def test_points_that_were_passed_over_have_no_features_of_zero(module, tmp_path,
     assert names(tmp_path) == []
     x = data.test_points.data[:9]
     assert torch.equal(module.predict_step(x, 0), module(x))
+
+
+def test_a_point_that_comes_twice_does_not_stand_in_for_one_that_never_comes(module, tmp_path):
+    x = torch.rand(50, 2, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x), batch_size=16, sampler=[*range(40), *range(10)])
+    with pytest.raises(ValueError, match=r"Only 40 of 50 points were predicted.*samplers that leave points out"):
+        trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
+    assert names(tmp_path) == []
+
+
+def test_a_full_disk_at_the_last_moment_leaves_no_half_of_the_files(module, tmp_path, monkeypatch):
+    x = torch.rand(20, 2, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x, torch.arange(20)), batch_size=16)
+    replace = os.replace
+
+    def full(source, target):
+        if str(target).endswith("f.npy"):
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
+    assert names(tmp_path) == []
+    monkeypatch.undo()
+    trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
+    assert names(tmp_path) == ["f.json", "f.npy", "f_labels.npy"]
 
 
 def test_the_last_batch_is_never_dropped(module, tmp_path):

@@ -123,7 +123,11 @@ def test_there_is_no_other_kind_of_block():
     assert len(BASH) >= 8
 
 
-def test_the_engineers_commands_leave_what_they_say(place):
+def test_the_engineers_commands_leave_what_they_say(place, monkeypatch, capsys):
+    if not (place / "y.npz").exists():  # where this test runs by itself
+        monkeypatch.chdir(place)
+        for command in next(block for block in BASH if any("ksm report" in line for line in block)):
+            run_command(command)
     run = place / "runs" / "half_moons_adaptive"
     made = sorted(path.name for path in run.glob("*/*") if path.suffix in (".onnx", ".pt2", ".html"))
     assert {"neural.onnx", "nystroem.pt2", "report.html"} <= set(made)

@@ -599,6 +599,14 @@ def test_a_mistake_in_the_options_gets_one_sentence(copy, capsys, options, sente
     assert not (copy / "report.html").exists()
 
 
+def test_a_file_that_is_no_report_is_never_replaced(copy, capsys):
+    notes = copy / "notes.html"
+    notes.write_text("mine")
+    sentence = refused(capsys, "report", str(copy), "--progress=false", f"--out={notes}")
+    assert sentence == f"{notes} exists already and is no report: name another file with --out."
+    assert notes.read_text() == "mine"
+
+
 def test_a_run_has_to_be_named(capsys, copy, tmp_path):
     assert "run" in refused(capsys, "report")
     loose = shutil.copy(copy / "checkpoints" / "last.ckpt", tmp_path / "loose.ckpt")
@@ -606,7 +614,7 @@ def test_a_run_has_to_be_named(capsys, copy, tmp_path):
 
 
 def test_an_interrupted_report_leaves_the_old_page(copy, capsys, monkeypatch):
-    (copy / "report.html").write_text("old")
+    (copy / "report.html").write_text("old. Made by ksm report")
 
     def interrupt(*args):
         raise KeyboardInterrupt
@@ -615,7 +623,7 @@ def test_an_interrupted_report_leaves_the_old_page(copy, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         main(["report", str(copy), "--progress=false"])
     assert stop.value.code == 130
-    assert (copy / "report.html").read_text() == "old"
+    assert (copy / "report.html").read_text() == "old. Made by ksm report"
     assert [path.name for path in copy.glob(".*")] == []
 
 

@@ -5,7 +5,7 @@ import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lightning as L
 import numpy as np
@@ -19,6 +19,8 @@ from ksm_lightning.files import draft_of, write_array, write_text
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.readout import Readout, check_readout
 
+_Draft = Literal["features", "labels", "written"]
+
 
 class FeatureWriter(BasePredictionWriter):
     """Writes the features of the predicted points, in their order, however many processes compute them.
@@ -26,7 +28,7 @@ class FeatureWriter(BasePredictionWriter):
     Each process writes its rows to one memory-mapped file, so that nothing has to fit into memory. A ``.npz`` holds
     the arrays ``features`` (samples, n), ``labels`` (samples,) where there are any, and ``extractor``, a JSON text that
     says which extractor made them. Beside a ``.npy`` with the features alone, ``NAME_labels.npy`` and ``NAME.json``
-    hold the rest. Files appear whole at the end, or not at all.
+    hold the rest. Labels are whole numbers; others are left out. Files appear whole at the end, or not at all.
 
     Args:
         path: The file to write, ``.npy`` or ``.npz``; it must not exist yet.
@@ -40,8 +42,8 @@ class FeatureWriter(BasePredictionWriter):
         self.readout = check_readout(readout)
         self._features: np.ndarray | None = None
         self._labels: np.ndarray | None = None
+        self._written: np.ndarray | None = None
         self._extractor: FeatureExtractor | None = None
-        self._written = 0
         self._has_labels = False
 
     # ------------------------------------------------------------------ before
@@ -61,7 +63,7 @@ class FeatureWriter(BasePredictionWriter):
             return {}
         return {"labels": self.path.with_name(f"{self.path.stem}_labels.npy"), "about": self.path.with_suffix(".json")}
 
-    def _draft(self, name: Literal["features", "labels"]) -> Path:
+    def _draft(self, name: _Draft) -> Path:
         return self.path.with_name(f".{self.path.name}.{name}")
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -85,12 +87,13 @@ class FeatureWriter(BasePredictionWriter):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             np.lib.format.open_memmap(self._draft("features"), "w+", dtype, shape)
             np.lib.format.open_memmap(self._draft("labels"), "w+", np.int64, shape[:1])
+            np.lib.format.open_memmap(self._draft("written"), "w+", np.bool_, shape[:1])
         trainer.strategy.barrier("features")
         if not self._draft("features").is_file():
             raise FileNotFoundError(f"{self.path.parent} must be a folder that all processes share.")
         self._features = np.lib.format.open_memmap(self._draft("features"), "r+")
         self._labels = np.lib.format.open_memmap(self._draft("labels"), "r+")
-        self._written = 0
+        self._written = np.lib.format.open_memmap(self._draft("written"), "r+")
         self._has_labels = False
 
     # ------------------------------------------------------------------ on the way
@@ -108,6 +111,7 @@ class FeatureWriter(BasePredictionWriter):
         assert isinstance(prediction, Tensor)
         assert self._features is not None
         assert self._labels is not None
+        assert self._written is not None
         loader = _only_loader(trainer)
         rows: Any = batch_indices
         if isinstance(loader, Blocks):
@@ -116,7 +120,7 @@ class FeatureWriter(BasePredictionWriter):
         elif not batch_indices:
             raise ValueError("The loader does not say which points its batches hold: use a DataLoader with a Dataset.")
         self._features[rows] = prediction.cpu().numpy()
-        self._written += len(prediction)
+        self._written[rows] = True
         labels = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
         if isinstance(labels, Tensor) and labels.shape == prediction.shape[:1] and not labels.is_floating_point():
             self._labels[rows] = labels.cpu().numpy()
@@ -125,19 +129,19 @@ class FeatureWriter(BasePredictionWriter):
     # ------------------------------------------------------------------ after
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        for array in (self._features, self._labels):
+        for array in (self._features, self._labels, self._written):
             if isinstance(array, np.memmap):
                 array.flush()
-        # Also a barrier: what all processes have written is in the file when they know how much it is.
-        seen = torch.tensor([self._written, int(self._has_labels)], device=pl_module.device)
-        written, labelled = trainer.strategy.reduce(seen, reduce_op="sum").tolist()
-        assert self._features is not None
-        if written < len(self._features):
+        # Also a barrier: what all processes have written is in the file when each of them looks.
+        has_labels = torch.tensor(int(self._has_labels), device=pl_module.device)
+        self._has_labels = int(trainer.strategy.reduce(has_labels, reduce_op="sum")) > 0
+        assert self._written is not None
+        written = int(self._written.sum())
+        if written < len(self._written):
             raise ValueError(
-                f"Only {written} of {len(self._features)} points were predicted, and no features were written: leave "
-                "out limit_predict_batches, fast_dev_run and drop_last."
+                f"Only {written} of {len(self._written)} points were predicted, and no features were written: leave "
+                "out limit_predict_batches, fast_dev_run, drop_last and samplers that leave points out."
             )
-        self._has_labels = labelled > 0
         if trainer.is_global_zero:
             self._finish()
         trainer.strategy.barrier("features")
@@ -146,24 +150,29 @@ class FeatureWriter(BasePredictionWriter):
     def _let_go(self, pl_module: L.LightningModule) -> None:
         if isinstance(pl_module, KernelSimilarityMatching):
             pl_module.set_reader(None)
-        self._features = self._labels = self._extractor = None
+        self._features = self._labels = self._written = self._extractor = None
 
     def _finish(self) -> None:
         features, labels, extractor = self._features, self._labels, self._extractor
         assert features is not None
         assert labels is not None
         assert extractor is not None
-        about = json.dumps({"identity": extractor.identity, **extractor.metadata, "samples": len(features)}, indent=2)
+        about = json.dumps({**extractor.description, "samples": len(features)}, indent=2)
         if self.path.suffix == ".npz":
             arrays = {"features": features, **({"labels": labels} if self._has_labels else {})}
             with draft_of(self.path) as draft:
                 write_archive(draft, {**arrays, "extractor": np.array(about)})
         else:
             beside = self._beside()
-            if self._has_labels:
-                write_array(beside["labels"], labels)
-            write_text(beside["about"], about + "\n")
-            os.replace(self._draft("features"), self.path)
+            try:
+                if self._has_labels:
+                    write_array(beside["labels"], labels)
+                write_text(beside["about"], about + "\n")
+                os.replace(self._draft("features"), self.path)
+            except OSError:
+                for path in beside.values():  # none of them was there before
+                    path.unlink(missing_ok=True)
+                raise
         self._remove_drafts()
         print(
             f"Features of {features.shape[0]:,} points in {features.shape[1]} dimensions: {self.path} (extractor "
@@ -176,8 +185,8 @@ class FeatureWriter(BasePredictionWriter):
             self._remove_drafts()
 
     def _remove_drafts(self) -> None:
-        self._draft("features").unlink(missing_ok=True)
-        self._draft("labels").unlink(missing_ok=True)
+        for name in get_args(_Draft):
+            self._draft(name).unlink(missing_ok=True)
 
 
 def write_archive(path: Path, arrays: dict[str, np.ndarray]) -> None:

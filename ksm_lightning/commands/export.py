@@ -48,6 +48,8 @@ def export(
     if Run.of_checkpoint(ckpt_path) is not None:
         folder = Path(os.path.normpath(folder / ".."))  # the parent of "." is "." again
     path = Path(out) if out is not None else folder / f"{readout}{SUFFIXES[format]}"
+    if data is not None and readout != "least_squares":
+        raise ValueError(f"--data is what least_squares is fitted to, and the readout is {readout}: leave it out.")
     if path.exists():
         raise FileExistsError(f"{path} exists already: name another file with --out.")
     extractor = extractor_of(ckpt_path, readout, data)

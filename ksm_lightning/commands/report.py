@@ -8,6 +8,7 @@ from ksm_lightning.commands.device import find_device
 from ksm_lightning.files import write_text
 from ksm_lightning.report import load, measure, render
 from ksm_lightning.report.measure import SECTIONS
+from ksm_lightning.report.page import MARK
 from ksm_lightning.run import Run
 
 
@@ -27,7 +28,7 @@ def report(
 
     Args:
         run: The run folder, or a checkpoint in it.
-        out: The page; report.html in the run folder unless given.
+        out: The page; report.html in the run folder unless given. An earlier report is replaced, nothing else is.
         ckpt_path: The checkpoint; checkpoints/last.ckpt of the run unless given.
         max_points: Errors are those of all pairs of so many random training points at most; the time that kernel PCA
             takes grows with its cube.
@@ -41,6 +42,8 @@ def report(
     page = Path(out) if out is not None else source.folder / "report.html"
     if page.is_dir():
         raise ValueError(f"{page} is a folder: give --out the name of a file, such as {page / 'report.html'}.")
+    if page.exists() and MARK not in page.read_bytes():
+        raise FileExistsError(f"{page} exists already and is no report: name another file with --out.")
     model, data = load(source, place)
     with tqdm(total=SECTIONS, disable=not progress, bar_format="{percentage:3.0f}% |{bar:20}| {elapsed} {desc}") as bar:
         finished = iter(range(SECTIONS + 1))

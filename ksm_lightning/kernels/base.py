@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -208,8 +209,9 @@ class Kernel(nn.Module, ABC):
         )
 
     def params(self) -> dict[str, Any]:
-        """The constructor's arguments, by name."""
-        return {name: getattr(self, name) for name in _constructor_arguments(type(self))}
+        """The constructor's arguments, by name; numbers of NumPy as plain ones, for files."""
+        values = {name: getattr(self, name) for name in _constructor_arguments(type(self))}
+        return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
 
     def with_params(self, **changes: Any) -> Self:
         """A kernel of the same kind with some of its parameters changed.

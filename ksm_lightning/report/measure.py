@@ -21,7 +21,7 @@ from ksm_lightning.metrics import kernel_nrmse, random_subset
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.probe import Probe, linear_probe
 from ksm_lightning.readout import READOUTS, make_reader
-from ksm_lightning.report.pictures import Picture, draw_curves, draw_network, draw_ranking
+from ksm_lightning.report.pictures import PAIRED, Picture, draw_curves, draw_network, draw_ranking
 from ksm_lightning.run import Run, Series
 
 # Kernel PCA decomposes the whole matrix up to so many points, 20 s of one core; beyond that it is randomised.
@@ -148,7 +148,8 @@ def measure(
         drawn = figure_data(model, x[_spread(len(x), _DRAWN_POINTS)])
         if data.image_shape is not None:  # filters of many pixels are noise unless many points are seen
             drawn["linearised"] = _linearised(model, pool)
-        pairs = figure_pairs(model.network.kernel, x[_spread(len(x), _DRAWN_PAIRS)], readers)
+        drawn_readers = {name: readers[name] for name in PAIRED}
+        pairs = figure_pairs(model.network.kernel, x[_spread(len(x), _DRAWN_PAIRS)], drawn_readers)
         pictures |= draw_network(drawn, pairs, model.network.kernel, data.image_shape)
         pictures["comparison"] = draw_ranking(errors)
     watch("diagnosis")

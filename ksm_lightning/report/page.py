@@ -14,6 +14,8 @@ from ksm_lightning.report.pictures import Picture
 from ksm_lightning.report.style import STYLE
 from ksm_lightning.tables import METHODS
 
+MARK = b"Made by ksm report"
+"""By which a page is known for a report."""
 _WORDS = {"error": "Error", "warning": "Warning", "advice": "Advice"}
 # A cell of so much text is broken into lines.
 _WIDE = ' class="wide"'
@@ -81,7 +83,7 @@ def _in_words(report: Report) -> str:
 def _origin(report: Report) -> str:
     path = report.run.checkpoint_path
     saved = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
-    return f"Made by ksm report from {path}, update {report.updates:,}, saved {saved}."
+    return f"{MARK.decode()} from {path}, update {report.updates:,}, saved {saved}."
 
 
 def number(value: float, like: float | None = None) -> str:

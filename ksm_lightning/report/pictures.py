@@ -15,6 +15,8 @@ from ksm_lightning.kernels import Kernel
 from ksm_lightning.run import Series
 from ksm_lightning.tables import METHODS
 
+PAIRED = ("neural", "nystroem")
+"""Readouts whose similarities are drawn."""
 _TUNED_NEURONS = 3
 _ERRORS = {
     "val/kernel_nrmse": "network",
