@@ -206,7 +206,7 @@ class FeatureExtractor(Frozen):
         for block in tqdm(blocks, total=total, desc="Features", unit="batch", disable=not progress):
             part = check_finite(as_tensor(block), "The input").to(self.device)
             features = self(part).to(home)
-            if not bool(features.isfinite().all()):
+            if not is_finite(features):
                 raise ValueError(
                     f"Features are out of the range of {features.dtype}: is the input like that of the training?"
                 )
@@ -378,7 +378,11 @@ def check_finite(x: Tensor, name: str) -> Tensor:
     Raises:
         ValueError: If it holds NaN or infinity.
     """
-    # A sum is far cheaper than a look at every value, and no such value escapes it.
-    if x.is_floating_point() and not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
+    if not is_finite(x):
         raise ValueError(f"{name} holds NaN or infinity: remove or fill such values first.")
     return x
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether no value is NaN or infinite; by a sum, which costs far less than a look at every value."""
+    return not x.is_floating_point() or bool(x.sum().isfinite()) or bool(x.isfinite().all())
