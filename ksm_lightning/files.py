@@ -52,8 +52,8 @@ def write_png(path: Path, pixels: np.ndarray) -> None:
 
 
 def write_csv(path: Path, fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table with a line of names; floating-point numbers with 8 digits."""
+    """A table with a line of names; floating-point numbers with all digits, so that they are read as they were."""
     with draft_of(path) as draft, draft.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(fields)
-        writer.writerows([f"{value:.8g}" if isinstance(value, float) else value for value in row] for row in rows)
+        writer.writerows(rows)
