@@ -21,12 +21,13 @@ from sklearn.kernel_approximation import Nystroem
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
+from test_kernels import Quadratic
 from torch.testing import assert_close
 
 import references
 from ksm_lightning import learning
 from ksm_lightning.estimator import KSMTransformer
-from ksm_lightning.kernels import CauchyKernel, GaussianKernel, Kernel, LaplacianKernel, register_kernel, registry
+from ksm_lightning.kernels import CauchyKernel, GaussianKernel, LaplacianKernel, register_kernel, registry
 from ksm_lightning.readout import READOUTS, landmark_features, readout_matrix
 from ksm_lightning.schedule import AdaptiveSchedule
 
@@ -363,17 +364,6 @@ def test_a_kernel_that_is_too_narrow_is_told_of():
 
 
 # ---------------------------------------------------------------------- kernels
-
-
-class Quadratic(Kernel):
-    """A user's own, without a registered name."""
-
-    def __init__(self, offset: float = 1.0) -> None:
-        super().__init__()
-        self.offset = offset
-
-    def gram(self, u, v):
-        return (self.offset + u @ v.mT) ** 2
 
 
 def test_kernels_by_name_and_as_objects():
