@@ -1,8 +1,8 @@
 """Kernel similarity matching with Hebbian neural networks, in PyTorch Lightning."""
 
 from ksm_lightning.data import ArrayDataModule, DigitsDataModule, HalfMoonsDataModule
+from ksm_lightning.evaluation.kernel_error import KernelNRMSE, kernel_nrmse
 from ksm_lightning.extractor import FeatureExtractor
-from ksm_lightning.initialisation import DataInit, NormalInit
 from ksm_lightning.kernels import (
     ArcCosineKernel,
     CauchyKernel,
@@ -15,10 +15,10 @@ from ksm_lightning.kernels import (
     make_kernel,
     register_kernel,
 )
-from ksm_lightning.metrics import KernelNRMSE, kernel_nrmse
+from ksm_lightning.learning.schedule import AdaptiveSchedule, Phase, PhaseSchedule
 from ksm_lightning.module import KernelSimilarityMatching
-from ksm_lightning.network import KSMNetwork
-from ksm_lightning.schedule import AdaptiveSchedule, Phase, Schedule
+from ksm_lightning.network.initialisation import DataInit, NormalInit
+from ksm_lightning.network.ksm_network import KSMNetwork
 
 __all__ = [
     "AdaptiveSchedule",
@@ -38,9 +38,9 @@ __all__ = [
     "LinearKernel",
     "NormalInit",
     "Phase",
+    "PhaseSchedule",
     "PolynomialKernel",
     "PowerCosineKernel",
-    "Schedule",
     "kernel_nrmse",
     "make_kernel",
     "register_kernel",

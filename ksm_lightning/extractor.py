@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ksm_lightning.checkpoint import network_of, preprocessing_of, read_checkpoint
 from ksm_lightning.files import draft_of
 from ksm_lightning.kernels import Kernel, full_precision, kernel_name, make_kernel
-from ksm_lightning.network import KSMNetwork
-from ksm_lightning.preprocessing import Frozen, Preprocessing
-from ksm_lightning.readout import Readout, check_readout, readout_matrix
+from ksm_lightning.network.ksm_network import KSMNetwork
+from ksm_lightning.network.preprocessing import Frozen, Preprocessing
+from ksm_lightning.network.readout import Readout, check_readout, readout_matrix
+from ksm_lightning.runs.checkpoint import network_of, preprocessing_of, read_checkpoint
 
 if TYPE_CHECKING:
-    from ksm_lightning.estimator import FrozenTransformer
+    from ksm_lightning.sklearn import FrozenTransformer
 
 FORMAT = 1
 """Number of the format of saved extractors; it changes whenever older files would be misread."""
@@ -217,7 +217,7 @@ class FeatureExtractor(Frozen):
 
     def to_sklearn(self) -> "FrozenTransformer":
         """A scikit-learn transformer that ``fit`` leaves as it is: trained once, frozen in every pipeline."""
-        from ksm_lightning.estimator import FrozenTransformer  # scikit-learn takes long to import
+        from ksm_lightning.sklearn import FrozenTransformer  # scikit-learn takes long to import
 
         return FrozenTransformer(self)
 

@@ -14,15 +14,17 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from ksm_lightning import functional, learning, rules
-from ksm_lightning.checkpoint import FORMAT, check_content, read_checkpoint
 from ksm_lightning.data import KSMDataModule, UpdateBlock
-from ksm_lightning.initialisation import DataInit, Initialiser, NormalInit
 from ksm_lightning.kernels import full_precision, make_kernel
-from ksm_lightning.network import KSMNetwork, Solver
-from ksm_lightning.readout import read_out
-from ksm_lightning.schedule import PaperSchedule, Phase, Rates, Schedule, make_schedule
-from ksm_lightning.updater import Acceleration, Inverse, Observation, Ranks, Updater
+from ksm_lightning.learning import rules
+from ksm_lightning.learning import train as learning
+from ksm_lightning.learning.schedule import PaperPhases, Phase, PhaseSchedule, Rates, make_schedule
+from ksm_lightning.learning.updater import Acceleration, Collectives, Inverse, Observation, Updater
+from ksm_lightning.network import functional
+from ksm_lightning.network.initialisation import DataInit, Initialiser, NormalInit
+from ksm_lightning.network.ksm_network import KSMNetwork, Solver
+from ksm_lightning.network.readout import read_out
+from ksm_lightning.runs.checkpoint import FORMAT, check_content, read_checkpoint
 
 Init = Literal["normal", "data"]
 
@@ -51,7 +53,7 @@ class KernelSimilarityMatching(L.LightningModule):
 
     Two kinds of schedule: the adaptive one (the default) takes steps in natural units, begins at the optimal scale with
     the exact L, moves landmarks that explain nothing, and ends with the exact L again; see
-    :class:`ksm_lightning.schedule.AdaptiveSchedule` for what of this is provable. ``phases`` are the paper's rules and
+    :class:`ksm_lightning.learning.schedule.AdaptiveSchedule` for what of this is provable. ``phases`` are the paper's rules and
     nothing else.
 
     Args:
@@ -71,7 +73,7 @@ class KernelSimilarityMatching(L.LightningModule):
             otherwise, phases do not.
         inverse: How responses are solved for in training: ``exact`` factorises L for every batch, ``tracked`` keeps
             the inverse up to date by low-rank updates, ``auto`` takes what is faster
-            (:class:`ksm_lightning.updater.Updater`).
+            (:class:`ksm_lightning.learning.updater.Updater`).
         acceleration: ``compile`` has torch.compile fuse the update, which needs a C++ compiler and a minute at the
             start; ``cuda_graph`` records it and replays it, on one GPU; ``none`` does neither.
 
@@ -95,7 +97,7 @@ class KernelSimilarityMatching(L.LightningModule):
         init_scale: float = 0.5,
         solver: Solver = "closed_form",
         updates: int | None = None,
-        phases: list[Phase] | PaperSchedule | None = None,
+        phases: list[Phase] | PaperPhases | None = None,
         consolidate: bool | None = None,
         inverse: Inverse = "auto",
         acceleration: Acceleration = "none",
@@ -104,7 +106,7 @@ class KernelSimilarityMatching(L.LightningModule):
         self.automatic_optimization = False
         self.schedule = make_schedule(phases, updates)
         self.kernel = make_kernel(kernel, **(kernel_params or {}))
-        for phase in self.schedule.phases if isinstance(self.schedule, Schedule) else ():
+        for phase in self.schedule.phases if isinstance(self.schedule, PhaseSchedule) else ():
             self.kernel.with_params(**phase.kernel_params)
         if init not in ("normal", "data"):
             raise ValueError(f"`init` must be 'normal' or 'data', got {init!r}.")
@@ -123,7 +125,7 @@ class KernelSimilarityMatching(L.LightningModule):
                 "init_scale": init_scale,
                 "solver": solver,
                 "updates": self.schedule.total_updates if self.schedule.is_natural else None,
-                "phases": self.schedule.as_primitives() if isinstance(self.schedule, Schedule) else None,
+                "phases": self.schedule.as_primitives() if isinstance(self.schedule, PhaseSchedule) else None,
                 "consolidate": self.schedule.is_natural if consolidate is None else consolidate,
                 "inverse": inverse,
                 "acceleration": acceleration,
@@ -154,7 +156,7 @@ class KernelSimilarityMatching(L.LightningModule):
         self._first = 0
         self.energy: Tensor | None = None
         """Energy of the last batch of the last block, before its update; float64, this process's own."""
-        self.apply_schedule(0)
+        self.set_kernel_for(0)
 
     def _make_network(
         self, in_features: int, init: Initialiser, generator: torch.Generator | None = None
@@ -185,7 +187,7 @@ class KernelSimilarityMatching(L.LightningModule):
             generator = torch.Generator().manual_seed(torch.initial_seed())
             candidates = self._candidates(data, generator) if data is not None and self._wants_candidates() else None
             if self._awaits_data:
-                self._meet(data, candidates, generator)
+                self._build_network(data, candidates, generator)
             if self._awaits_start and candidates is not None:
                 self._start(candidates)
 
@@ -197,7 +199,7 @@ class KernelSimilarityMatching(L.LightningModule):
     def _wants_candidates(self) -> bool:
         return self._awaits_start or (self._awaits_data and self.hparams["init"] == "data")
 
-    def _meet(self, data: KSMDataModule | None, candidates: Tensor | None, generator: torch.Generator) -> None:
+    def _build_network(self, data: KSMDataModule | None, candidates: Tensor | None, generator: torch.Generator) -> None:
         """Make the network that waited for the data."""
         if data is None:
             raise ValueError(
@@ -211,7 +213,7 @@ class KernelSimilarityMatching(L.LightningModule):
         self.network = self._make_network(data.in_features, init, generator)
         self.hparams["in_features"] = data.in_features
         self._knows_features, self._awaits_data, self._changes = True, False, None
-        self.apply_schedule(self.trainer.global_step)
+        self.set_kernel_for(self.trainer.global_step)
 
     def _candidates(self, data: KSMDataModule, generator: torch.Generator) -> Tensor:
         points = data.train_points
@@ -243,9 +245,9 @@ class KernelSimilarityMatching(L.LightningModule):
 
     def on_validation_end(self) -> None:
         """Let what validation takes count, too."""
-        self._look_at_the_clock()
+        self._update_throughput()
 
-    def _look_at_the_clock(self) -> None:
+    def _update_throughput(self) -> None:
         if self._started is not None:
             self.updates_per_second = (self.global_step - self._first) / (time.perf_counter() - self._started)
 
@@ -284,7 +286,7 @@ class KernelSimilarityMatching(L.LightningModule):
         self.rate_factor = float(checkpoint["ksm_lightning"]["rate_factor"])
         self._tracked = checkpoint["ksm_lightning"].get("tracked", {})
         self._preprocessing = checkpoint["ksm_lightning"]["preprocessing"]
-        self.apply_schedule(checkpoint["global_step"])
+        self.set_kernel_for(checkpoint["global_step"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what wrote this, what the update count does not tell, and what was done to the data before."""
@@ -297,7 +299,7 @@ class KernelSimilarityMatching(L.LightningModule):
             "preprocessing": self._preprocessing if data is None else data.preprocessing.state(),
         }
 
-    def apply_schedule(self, update: int) -> None:
+    def set_kernel_for(self, update: int) -> None:
         """Set the kernel for the update with this number."""
         changes = self.schedule.kernel_params(update)
         if changes == self._changes:
@@ -314,7 +316,11 @@ class KernelSimilarityMatching(L.LightningModule):
         """What makes the updates of the run."""
         if self._updater is None or self._updater.network is not self.network:
             size = self.trainer.world_size
-            ranks = Ranks(size, lambda value: self.over_ranks(value, "mean"), self._of_all_ranks) if size > 1 else None
+            ranks = (
+                Collectives(size, lambda value: self.over_ranks(value, "mean"), self._of_all_ranks)
+                if size > 1
+                else None
+            )
             self._updater = Updater(
                 self.network,
                 self.schedule.is_natural,
@@ -337,7 +343,7 @@ class KernelSimilarityMatching(L.LightningModule):
         batches = batches[: max(0, self.schedule.total_updates - update)]
         made = optimizer.step(closure=lambda: self._make_updates(batches, update))
         self._count(made - 1)
-        self._look_at_the_clock()
+        self._update_throughput()
         if self.logged_energies:
             self.log("train/energy", self.logged_energies[-1][1], prog_bar=True, logger=False)
         for group in optimizer.param_groups:
@@ -346,7 +352,7 @@ class KernelSimilarityMatching(L.LightningModule):
         if not self.is_guarded:
             # Once a block, so that neither a checkpoint nor an evaluation ever sees what has diverged.
             self._check_finite()
-        self.apply_schedule(update + made)
+        self.set_kernel_for(update + made)
         if update + made >= self.schedule.total_updates:
             self.finish()
             self.trainer.should_stop = True
@@ -358,7 +364,7 @@ class KernelSimilarityMatching(L.LightningModule):
         with self.updater.block(batches):
             for place in range(len(batches)):
                 if update >= until:
-                    self.apply_schedule(update)
+                    self.set_kernel_for(update)
                     rates, until = self._rates(update, batches.shape[1]), schedule.constant_until(update)
                 is_logged = bool(log_every) and (update + 1) % log_every == 0
                 observation = self.make_update(place, batches, update, rates, observe=is_logged or place == last)
@@ -380,7 +386,7 @@ class KernelSimilarityMatching(L.LightningModule):
         the rates has applied it.
         """
         if rates is None:
-            self.apply_schedule(update)
+            self.set_kernel_for(update)
             rates = self._rates(update, batches.shape[1])
         if self.schedule.relocates_before(update):
             learning.relocate(self.network, self._sample(batches[place], update))
@@ -564,7 +570,7 @@ class KernelSimilarityMatching(L.LightningModule):
         Args:
             x: The inputs.
             readout: ``neural`` is the network's own response; ``nystroem`` and ``least_squares`` make other features of
-                the same landmarks (:mod:`ksm_lightning.readout`).
+                the same landmarks (:mod:`ksm_lightning.network.readout`).
             sample: A sample of the data for ``least_squares``; the inputs themselves unless given.
         """
         self._check_ready()

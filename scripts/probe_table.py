@@ -19,8 +19,8 @@ import torch
 from tqdm import tqdm
 
 from ksm_lightning.data import CroppedMNISTDataModule
+from ksm_lightning.evaluation.linear_probe import PENALTIES, linear_probe
 from ksm_lightning.module import KernelSimilarityMatching
-from ksm_lightning.probe import PENALTIES, linear_probe
 
 LABELS = (1, 3, 10, 30, 100, 300, 1000, 3000)
 

@@ -6,20 +6,21 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from ksm_lightning import functional
-from ksm_lightning.callbacks.figures import figure_tensors
-from ksm_lightning.clustering import _distances
-from ksm_lightning.data import BatchSource, Points
-from ksm_lightning.exact import optimal_scale, similarity_moment, solve_inner
+from ksm_lightning.callbacks.run_figures import figure_tensors
+from ksm_lightning.data import Points, UpdateLoader
+from ksm_lightning.evaluation.clustering import _distances
+from ksm_lightning.evaluation.kernel_error import kernel_squared_errors, nrmse_from_sums
+from ksm_lightning.evaluation.linear_probe import Classifiers, fit_softmax
 from ksm_lightning.extractor import FeatureExtractor
-from ksm_lightning.initialisation import kernel_kmeans_plus_plus
 from ksm_lightning.kernels import make_kernel
-from ksm_lightning.metrics import kernel_squared_errors, nrmse_from_sums, symmetric_tiles
+from ksm_lightning.kernels.pairs import symmetric_tiles
+from ksm_lightning.learning.exact import optimal_scale, similarity_moment, solve_inner
+from ksm_lightning.learning.schedule import Phase
 from ksm_lightning.module import KernelSimilarityMatching
-from ksm_lightning.preprocessing import Preprocessing
-from ksm_lightning.probe import Classifiers, fit_softmax
-from ksm_lightning.readout import READOUTS, read_out
-from ksm_lightning.schedule import Phase
+from ksm_lightning.network import functional
+from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
+from ksm_lightning.network.preprocessing import Preprocessing
+from ksm_lightning.network.readout import READOUTS, read_out
 
 CUDA = torch.device("cuda:0")
 
@@ -67,7 +68,7 @@ def test_the_update_stays_on_the_device_and_asks_nothing(fake, spec, phases, inv
     """The module's own updates of a block, for every kernel, with what is logged; no host synchronisation."""
     module = model(spec[0], phases, inverse=inverse, **spec[1])
     module.__dict__["_trainer"] = SimpleNamespace(world_size=1, log_every_n_steps=0)
-    source = BatchSource(Points(on_cuda(50, 4), device=CUDA), batch_size=8, updates_per_epoch=3)
+    source = UpdateLoader(Points(on_cuda(50, 4), device=CUDA), batch_size=8, updates_per_epoch=3)
     (block,) = source
     assert block.x.device == CUDA
     assert module._make_updates(block.x, 0) == 3

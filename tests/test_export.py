@@ -16,11 +16,11 @@ from test_extractor import MEAN, SCALE, extractor_of, raw_points, reference
 
 from ksm_lightning import FeatureExtractor
 from ksm_lightning import export as export_module
-from ksm_lightning.checkpoint import read_checkpoint
 from ksm_lightning.cli import main
 from ksm_lightning.export import example_inputs, export, float64_acos
 from ksm_lightning.kernels import LinearKernel, make_kernel
-from ksm_lightning.preprocessing import Preprocessing
+from ksm_lightning.network.preprocessing import Preprocessing
+from ksm_lightning.runs.checkpoint import read_checkpoint
 
 GAUSSIAN, ARC_COSINE = ("gaussian", {"sigma": 0.7}), ("arc_cosine", {"order": 0})
 POLYNOMIAL = ("polynomial", {"degree": 3})

@@ -30,11 +30,11 @@ from ksm_lightning import FeatureExtractor
 from ksm_lightning.data import ArrayDataModule, CroppedMNISTDataModule, DigitsDataModule
 from ksm_lightning.extractor import sufficient_dtype
 from ksm_lightning.kernels import GaussianKernel, LinearKernel, register_kernel, registry
-from ksm_lightning.learning import train
-from ksm_lightning.network import KSMNetwork
-from ksm_lightning.preprocessing import Preprocessing
-from ksm_lightning.readout import READOUTS, least_squares_matrix, nystroem_matrix
-from ksm_lightning.schedule import AdaptiveSchedule, Phase
+from ksm_lightning.learning.schedule import AdaptiveSchedule, Phase
+from ksm_lightning.learning.train import train
+from ksm_lightning.network.ksm_network import KSMNetwork
+from ksm_lightning.network.preprocessing import Preprocessing
+from ksm_lightning.network.readout import READOUTS, least_squares_matrix, nystroem_matrix
 
 MEAN, SCALE = np.array([3.0, -2.0, 0.5, 10.0]), np.array([2.0, 0.5, 1.0, 4.0])
 

@@ -8,13 +8,13 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 import references
-from ksm_lightning import functional
-from ksm_lightning.callbacks import KernelError, KMeansProbe, LinearProbe
+from ksm_lightning.callbacks import KernelErrorEvaluation, KMeansProbe, LinearProbe
 from ksm_lightning.data import HalfMoonsDataModule
 from ksm_lightning.kernels import GaussianKernel
+from ksm_lightning.learning.schedule import Phase
+from ksm_lightning.learning.updater import Updater
 from ksm_lightning.module import KernelSimilarityMatching, inputs_of
-from ksm_lightning.schedule import Phase
-from ksm_lightning.updater import Updater
+from ksm_lightning.network import functional
 
 SHORT = [Phase(10, 0.01, 0.02, 0.1)]
 
@@ -166,7 +166,7 @@ def test_logged_names_and_counts():
     logger = Recorder()
     module = model(phases=[Phase(6, 0.01, 0.02, 0.1), Phase(6, 0.001, 0.002, 0.01)])
     data = moons(updates_per_epoch=6)
-    fit(module, data, logger=logger, log_every_n_steps=3, callbacks=[KernelError()])
+    fit(module, data, logger=logger, log_every_n_steps=3, callbacks=[KernelErrorEvaluation()])
     training = {step: metrics for step, metrics in logger.metrics.items() if "train/energy" in metrics}
     assert sorted(training) == [3, 6, 9, 12]
     expected = {"train/energy", "health/min_abs_q", "health/condition_L"}
@@ -201,7 +201,7 @@ def test_the_condition_logged_is_a_lower_bound_within_reach():
 def test_logging_and_evaluations_do_not_change_training():
     quiet, chatty = model(phases=[Phase(40)]), model(phases=[Phase(40)])
     fit(quiet, moons(updates_per_epoch=10))
-    evaluations = [KernelError(), LinearProbe(labels_per_class=5), KMeansProbe(starts=2)]
+    evaluations = [KernelErrorEvaluation(), LinearProbe(labels_per_class=5), KMeansProbe(starts=2)]
     trainer = fit(chatty, moons(updates_per_epoch=10), Recorder(), log_every_n_steps=1, callbacks=evaluations)
     assert {"val/kernel_nrmse", "val/probe_accuracy", "val/kmeans_accuracy_y"} <= set(trainer.callback_metrics)
     for a, b in zip(quiet.parameters(), chatty.parameters(), strict=True):
@@ -211,7 +211,7 @@ def test_logging_and_evaluations_do_not_change_training():
 def test_the_size_of_blocks_does_not_change_training(monkeypatch):
     large, single = model(phases=[Phase(40)]), model(phases=[Phase(40)])
     fit(large)
-    monkeypatch.setattr("ksm_lightning.data.batches.UPDATES_AT_ONCE", 1)
+    monkeypatch.setattr("ksm_lightning.data.loaders.UPDATES_AT_ONCE", 1)
     fit(single)
     for a, b in zip(large.parameters(), single.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -8,7 +8,7 @@ from test_module import fit
 
 from ksm_lightning import HalfMoonsDataModule, KernelSimilarityMatching, kernel_nrmse
 from ksm_lightning.data import CroppedMNISTDataModule
-from ksm_lightning.metrics import random_subset
+from ksm_lightning.kernels.pairs import random_subset
 
 
 @pytest.mark.slow

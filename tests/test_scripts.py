@@ -12,9 +12,9 @@ from conftest import ROOT
 from torch.testing import assert_close
 
 from ksm_lightning.kernels import GaussianKernel, PowerCosineKernel
-from ksm_lightning.learning import learn
-from ksm_lightning.network import KSMNetwork
-from ksm_lightning.schedule import Phase, Schedule
+from ksm_lightning.learning.schedule import Phase, PhaseSchedule
+from ksm_lightning.learning.train import learn
+from ksm_lightning.network.ksm_network import KSMNetwork
 
 
 def run(script: str, *arguments: str) -> int:
@@ -153,7 +153,7 @@ def test_the_plain_loop_of_the_benchmark_is_the_papers_algorithm(monkeypatch):
         ):
             found = plain.train(x, W, kernel, 20, 0.01, eta_q, 0.1, batch=30)  # a batch of all points, in any order
             network = KSMNetwork(ours, 2, 5, plain.RIDGE, init=lambda *_: W.clone())
-            learn(network, Schedule([Phase(20, 0.01, eta_q, 0.1)]), [x] * 20)
+            learn(network, PhaseSchedule([Phase(20, 0.01, eta_q, 0.1)]), [x] * 20)
             for value, expected in zip(network.parameters(), found, strict=True):
                 assert_close(value.detach(), expected, rtol=1e-9, atol=1e-9)
     finally:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ksm_lightning.baselines.base import FeatureMap
+from ksm_lightning.baselines.feature_map import FeatureMap
 
 
 class RandomFourier(FeatureMap):

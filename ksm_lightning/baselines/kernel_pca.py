@@ -6,9 +6,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ksm_lightning.baselines.base import FeatureMap, check_enough, robust_cholesky
+from ksm_lightning.baselines.feature_map import FeatureMap, check_enough
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.metrics import symmetric_tiles
+from ksm_lightning.kernels.factorisation import robust_cholesky
+from ksm_lightning.kernels.pairs import symmetric_tiles
 
 Solver = Literal["auto", "exact", "randomised"]
 # `auto` is exact up to so many points: a second or two; twice as many take eight times as long.

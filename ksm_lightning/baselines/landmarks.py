@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ksm_lightning.baselines.base import robust_cholesky
-from ksm_lightning.clustering import kmeans
+from ksm_lightning.evaluation.clustering import kmeans
 from ksm_lightning.kernels import Kernel
+from ksm_lightning.kernels.factorisation import robust_cholesky
 
 Choice = Callable[[Kernel, Tensor, int, torch.Generator], Tensor]
 
@@ -202,7 +202,7 @@ def _unexplained(kernel: Kernel, x: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     return kernel.diag(x).sum() - explained, gradient
 
 
-CHOICES: dict[str, Choice] = {
+LANDMARK_SELECTORS: dict[str, Choice] = {
     "uniform": uniform,
     "kmeans": kmeans_centres,
     "leverage": leverage_scores,

@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ksm_lightning import functional
-from ksm_lightning.baselines.base import FeatureMap
+from ksm_lightning.baselines.feature_map import FeatureMap
 from ksm_lightning.baselines.fourier import RandomFourier
-from ksm_lightning.initialisation import NormalInit
 from ksm_lightning.kernels import Kernel, LinearKernel
-from ksm_lightning.learning import train
-from ksm_lightning.readout import Readout, check_readout, landmark_features, readout_matrix
-from ksm_lightning.schedule import PaperSchedule, Phase, make_schedule
+from ksm_lightning.learning.schedule import PaperPhases, Phase, make_schedule
+from ksm_lightning.learning.train import train
+from ksm_lightning.network import functional
+from ksm_lightning.network.initialisation import NormalInit
+from ksm_lightning.network.readout import Readout, check_readout, landmark_features, readout_matrix
 
-Phases = Sequence[Phase | Mapping[str, Any]] | PaperSchedule
+Phases = Sequence[Phase | Mapping[str, Any]] | PaperPhases
 
 
 class SimilarityMatching(FeatureMap):

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from ksm_lightning.baselines.base import FeatureMap, check_enough
-from ksm_lightning.baselines.landmarks import CHOICES
+from ksm_lightning.baselines.feature_map import FeatureMap, check_enough
+from ksm_lightning.baselines.landmarks import LANDMARK_SELECTORS
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.readout import landmark_features, nystroem_matrix
+from ksm_lightning.network.readout import landmark_features, nystroem_matrix
 
 
 class Nystroem(FeatureMap):
@@ -32,10 +32,10 @@ class Nystroem(FeatureMap):
         self, kernel: Kernel, n_components: int, *, landmarks: str | Tensor = "uniform", seed: int = 0
     ) -> None:
         super().__init__(kernel, n_components, seed=seed)
-        is_known = landmarks in CHOICES if isinstance(landmarks, str) else isinstance(landmarks, Tensor)
+        is_known = landmarks in LANDMARK_SELECTORS if isinstance(landmarks, str) else isinstance(landmarks, Tensor)
         if not is_known:
             raise ValueError(
-                f"There is no choice of landmarks {landmarks!r}: it is one of {', '.join(CHOICES)}, or a tensor."
+                f"There is no choice of landmarks {landmarks!r}: it is one of {', '.join(LANDMARK_SELECTORS)}, or a tensor."
             )
         self.landmarks = landmarks
 
@@ -51,7 +51,7 @@ class Nystroem(FeatureMap):
             W = self.landmarks.detach().to(x.device)
         else:
             check_enough("Nystroem's approximation", self.n_components, len(x))
-            W = CHOICES[self.landmarks](self.kernel, x, self.n_components, generator)
+            W = LANDMARK_SELECTORS[self.landmarks](self.kernel, x, self.n_components, generator)
         self.landmarks_ = W.double()
         self.matrix_ = nystroem_matrix(self.kernel, self.landmarks_)
 

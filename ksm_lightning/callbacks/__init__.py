@@ -1,19 +1,19 @@
 """Kernel error, probes, figures, the divergence guard, checkpoints, progress and feature files."""
 
-from ksm_lightning.callbacks.checkpoint import UpdateCheckpoint
-from ksm_lightning.callbacks.features import FeatureWriter
-from ksm_lightning.callbacks.figures import Figures
+from ksm_lightning.callbacks.feature_writer import FeatureWriter
 from ksm_lightning.callbacks.guard import DivergenceGuard
-from ksm_lightning.callbacks.kernel_error import KernelError
+from ksm_lightning.callbacks.kernel_error import KernelErrorEvaluation
 from ksm_lightning.callbacks.probes import KMeansProbe, LinearProbe
-from ksm_lightning.callbacks.progress import UpdateProgressBar
+from ksm_lightning.callbacks.progress_bar import UpdateProgressBar
+from ksm_lightning.callbacks.run_figures import Figures
+from ksm_lightning.callbacks.update_checkpoint import UpdateCheckpoint
 
 __all__ = [
     "DivergenceGuard",
     "FeatureWriter",
     "Figures",
     "KMeansProbe",
-    "KernelError",
+    "KernelErrorEvaluation",
     "LinearProbe",
     "UpdateCheckpoint",
     "UpdateProgressBar",

@@ -7,7 +7,7 @@ import lightning as L
 from lightning.pytorch import Callback
 from tqdm import tqdm
 
-from ksm_lightning.callbacks.progress import updates_to_do
+from ksm_lightning.callbacks.progress_bar import updates_to_do
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.module import KernelSimilarityMatching
 
@@ -45,7 +45,7 @@ class Evaluation(Callback):
         if not isinstance(data, KSMDataModule) or not isinstance(pl_module, KernelSimilarityMatching):
             raise ValueError(
                 f"{type(self).__name__} evaluates KernelSimilarityMatching on a datamodule of ksm_lightning; use "
-                "ArrayDataModule for your own data, or the functions of ksm_lightning.metrics and ksm_lightning.probe."
+                "ArrayDataModule for your own data, or the functions of ksm_lightning.evaluation.kernel_error and ksm_lightning.evaluation.linear_probe."
             )
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from ksm_lightning.data.batches import NUMBERS_AT_ONCE, UPDATES_AT_ONCE
+from ksm_lightning.data.loaders import NUMBERS_AT_ONCE, UPDATES_AT_ONCE
 from ksm_lightning.module import KernelSimilarityMatching, Snapshot, batches_of
 
 OnDivergence = Literal["stop", "rollback"]

@@ -9,12 +9,13 @@ from tqdm import tqdm
 
 from ksm_lightning.callbacks.evaluation import Evaluation, progress
 from ksm_lightning.data import KSMDataModule
-from ksm_lightning.metrics import Tile, kernel_squared_errors, nrmse_from_sums, random_subset, symmetric_tiles
+from ksm_lightning.evaluation.kernel_error import kernel_squared_errors, nrmse_from_sums
+from ksm_lightning.kernels.pairs import Tile, random_subset, symmetric_tiles
 from ksm_lightning.module import KernelSimilarityMatching
-from ksm_lightning.readout import Readout, check_readout
+from ksm_lightning.network.readout import Readout, check_readout
 
 
-class KernelError(Evaluation):
+class KernelErrorEvaluation(Evaluation):
     """Logs ``val/kernel_nrmse`` and ``test/kernel_nrmse``: ``||F - Y Y^T||_F / ||F||_F`` over all pairs of points.
 
     ``val`` is over the training points, for which the approximation is made, ``test`` over the test points. In a

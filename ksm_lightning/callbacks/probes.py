@@ -6,12 +6,12 @@ import lightning as L
 import torch
 
 from ksm_lightning.callbacks.evaluation import Evaluation
-from ksm_lightning.clustering import kmeans, matched_accuracy
 from ksm_lightning.data import KSMDataModule
-from ksm_lightning.metrics import random_subset
+from ksm_lightning.evaluation.clustering import kmeans, matched_accuracy
+from ksm_lightning.evaluation.linear_probe import PENALTIES, Selection, linear_probe
+from ksm_lightning.kernels.pairs import random_subset
 from ksm_lightning.module import KernelSimilarityMatching
-from ksm_lightning.probe import PENALTIES, Selection, linear_probe
-from ksm_lightning.readout import Readout, check_readout, make_reader
+from ksm_lightning.network.readout import Readout, check_readout, make_encoder
 
 
 class LinearProbe(Evaluation):
@@ -65,7 +65,7 @@ class LinearProbe(Evaluation):
         if trainer.is_global_zero:
             sets = data.probe_sets()
             assert sets is not None
-            read = make_reader(model.network, self.readout, data.readout_sample(self.readout))
+            read = make_encoder(model.network, self.readout, data.readout_sample(self.readout))
             smallest = int(torch.unique(sets["train"][1], return_counts=True)[1].min())
             found = linear_probe(
                 *(sets[name] for name in ("train", "validation", "test")),

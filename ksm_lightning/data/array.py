@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from ksm_lightning.data.base import Dataset, KSMDataModule
+from ksm_lightning.data.datamodule import Dataset, KSMDataModule
 from ksm_lightning.data.points import Scaling, Standardisation
 
 MemoryMap = Literal["auto", "always", "never"]
@@ -148,7 +148,7 @@ def _damaged(path: Path, error: Exception) -> str:
 
 
 def read_csv(path: Path) -> tuple[np.ndarray, list[str] | None]:
-    """Numbers of a CSV (rows, columns) and its header, if the first line holds no number at all.
+    """StepSizes of a CSV (rows, columns) and its header, if the first line holds no number at all.
 
     Comma, semicolon or tab separate the columns, whichever the first line has; empty lines are passed over.
 

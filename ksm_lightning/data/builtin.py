@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ksm_lightning.data.base import Dataset, KSMDataModule
+from ksm_lightning.data.datamodule import Dataset, KSMDataModule
 from ksm_lightning.data.points import Standardisation
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ksm_lightning.data.base import Dataset, KSMDataModule
+from ksm_lightning.data.datamodule import Dataset, KSMDataModule
 from ksm_lightning.data.points import Standardisation
 
 Name = Literal["mnist", "fashion_mnist"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels.base import Kernel, Prepared, Pulled, SelfTerms
+from ksm_lightning.kernels.base import Kernel, Prepared, PullbackParts, SelfTerms
 from ksm_lightning.kernels.registry import register_kernel
 
 
@@ -35,9 +35,11 @@ class LinearKernel(Kernel):
     def diag(self, u: Tensor) -> Tensor:
         return (u * u).sum(1)
 
-    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> tuple[Tensor, Callable[[Tensor], Pulled]]:
+    def evaluate(
+        self, prepared: Prepared, w: Tensor, terms: SelfTerms
+    ) -> tuple[Tensor, Callable[[Tensor], PullbackParts]]:
         (x,) = prepared
-        return x @ w.mT, lambda c: Pulled(c.mT @ x)
+        return x @ w.mT, lambda c: PullbackParts(c.mT @ x)
 
     def diag_gradient(self, w: Tensor) -> Tensor:
         return 2 * w
@@ -82,13 +84,15 @@ class PolynomialKernel(Kernel):
     def diag(self, u: Tensor) -> Tensor:
         return (u * u).sum(1) ** self.degree
 
-    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> tuple[Tensor, Callable[[Tensor], Pulled]]:
+    def evaluate(
+        self, prepared: Prepared, w: Tensor, terms: SelfTerms
+    ) -> tuple[Tensor, Callable[[Tensor], PullbackParts]]:
         (x,) = prepared
         z = x @ w.mT  # (batch, n)
         power = _power(z, self.degree - 1) if self.degree > 1 else torch.ones_like(z)
 
-        def pullback(c: Tensor) -> Pulled:
-            return Pulled((c * power).mT @ x, factor=self.degree)
+        def pullback(c: Tensor) -> PullbackParts:
+            return PullbackParts((c * power).mT @ x, factor=self.degree)
 
         return power * z, pullback
 
@@ -160,7 +164,9 @@ class PowerCosineKernel(Kernel):
     def prepare(self, x: Tensor) -> Prepared:
         return _norms(x)
 
-    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> tuple[Tensor, Callable[[Tensor], Pulled]]:
+    def evaluate(
+        self, prepared: Prepared, w: Tensor, terms: SelfTerms
+    ) -> tuple[Tensor, Callable[[Tensor], PullbackParts]]:
         x_length, x_unit = prepared
         alpha = self.alpha
         assert terms.value is not None
@@ -171,13 +177,13 @@ class PowerCosineKernel(Kernel):
         power = _power(cosine, alpha - 1) * x_length if alpha > 1 else x_length.expand_as(cosine)
         k = (cosine * power).mul_(w_length)
 
-        def pullback(c: Tensor) -> Pulled:
+        def pullback(c: Tensor) -> PullbackParts:
             # df(w, x)/dw = alpha |x| cos^(alpha-1) x_unit + (1 - alpha) |x| cos^alpha w_unit
             a = c * power
             if alpha == 1:
-                return Pulled(a.mT @ x_unit)
+                return PullbackParts(a.mT @ x_unit)
             along = (a * cosine).sum(0).mul_(w_inverse).mul_((alpha - 1) / alpha)  # (n,)
-            return Pulled(a.mT @ x_unit, along, w, alpha)
+            return PullbackParts(a.mT @ x_unit, along, w, alpha)
 
         return k, pullback
 
@@ -227,23 +233,25 @@ class ArcCosineKernel(Kernel):
     def prepare(self, x: Tensor) -> Prepared:
         return _norms(x)
 
-    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> tuple[Tensor, Callable[[Tensor], Pulled]]:
+    def evaluate(
+        self, prepared: Prepared, w: Tensor, terms: SelfTerms
+    ) -> tuple[Tensor, Callable[[Tensor], PullbackParts]]:
         x_length, x_unit = prepared
         w_length = torch.linalg.vector_norm(w, dim=1)
         w_inverse = 1 / torch.where(w_length > 0, w_length, 1.0)
         cosine, sine, theta = _angle((x_unit @ w.mT).mul_(w_inverse))  # each (batch, n)
         k = self._value(x_length, w_length[:, None], cosine, sine, theta)
 
-        def pullback(c: Tensor) -> Pulled:
+        def pullback(c: Tensor) -> PullbackParts:
             if self.order == 1:
                 # df/dw = |x| (sin(theta) w_unit + (pi - theta) x_unit) / pi
                 a = c * x_length / math.pi
-                return Pulled((a * (math.pi - theta)).mT @ x_unit, (a * sine).sum(0) * -w_inverse, w)
+                return PullbackParts((a * (math.pi - theta)).mT @ x_unit, (a * sine).sum(0) * -w_inverse, w)
             # df/dw = (x_unit - cos(theta) w_unit) / (pi |w| sin(theta))
             resolved = sine > math.sqrt(torch.finfo(sine.dtype).eps)
             a = c * torch.where(resolved, 1 / (math.pi * sine), 0.0)
             a = a * torch.where(w_length > 0, w_inverse, 0.0)
-            return Pulled(a.mT @ x_unit, (a * cosine).sum(0) * w_inverse, w)
+            return PullbackParts(a.mT @ x_unit, (a * cosine).sum(0) * w_inverse, w)
 
         return k, pullback
 

@@ -18,7 +18,7 @@ Prepared = tuple[Tensor, ...]
 _DIAGONAL_TILE = 64
 
 
-class Pulled(NamedTuple):
+class PullbackParts(NamedTuple):
     """A pullback in parts, ``P_i = factor (matrix_i - along_i base_i)``: the rules add multiples of w anyway."""
 
     matrix: Tensor
@@ -134,7 +134,9 @@ class Kernel(nn.Module, ABC):
         """
         return (x,)
 
-    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> tuple[Tensor, Callable[[Tensor], Pulled]]:
+    def evaluate(
+        self, prepared: Prepared, w: Tensor, terms: SelfTerms
+    ) -> tuple[Tensor, Callable[[Tensor], PullbackParts]]:
         """:meth:`value_and_pullback` of one prepared batch; precision is the caller's business.
 
         Args:
@@ -146,9 +148,9 @@ class Kernel(nn.Module, ABC):
             x, w = prepared[0].detach().clone(), w.detach().clone().requires_grad_()
             k = self(x, w)
 
-        def pullback(c: Tensor) -> Pulled:
+        def pullback(c: Tensor) -> PullbackParts:
             with torch.inference_mode(False):
-                return Pulled(torch.autograd.grad(k, w, c.detach().clone(), retain_graph=True)[0])
+                return PullbackParts(torch.autograd.grad(k, w, c.detach().clone(), retain_graph=True)[0])
 
         return k.detach(), pullback
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels.base import Kernel, Prepared, Pulled, SelfTerms
+from ksm_lightning.kernels.base import Kernel, Prepared, PullbackParts, SelfTerms
 from ksm_lightning.kernels.registry import register_kernel
 
 
@@ -83,18 +83,20 @@ class RadialKernel(Kernel):
         centred = x - offset[..., None, :]
         return centred, self._to_origin(centred), offset
 
-    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> tuple[Tensor, Callable[[Tensor], Pulled]]:
+    def evaluate(
+        self, prepared: Prepared, w: Tensor, terms: SelfTerms
+    ) -> tuple[Tensor, Callable[[Tensor], PullbackParts]]:
         x, x2, offset = prepared
         w = w - offset
         t = self.scaled_distances(x, w, x2)  # (batch, n)
         k = self.profile(t)
 
-        def pullback(c: Tensor) -> Pulled:
+        def pullback(c: Tensor) -> PullbackParts:
             # df(w_i, x_b)/dw_i = weight_bi (x_b - w_i) / sigma^2
             weight = self.weight(t, k)
             a = c * weight  # (batch, n)
             along = a.sum(0)
-            return Pulled(a.mT @ x, along, w, 1 / self.sigma**2, along if weight is k else None)
+            return PullbackParts(a.mT @ x, along, w, 1 / self.sigma**2, along if weight is k else None)
 
         return k, pullback
 

@@ -10,19 +10,20 @@ from torch import Tensor
 
 from ksm_lightning.baselines import KernelPCA, Nystroem
 from ksm_lightning.baselines.kernel_pca import Solver
-from ksm_lightning.callbacks.figures import figure_data
+from ksm_lightning.callbacks.run_figures import figure_data
 from ksm_lightning.data import KSMDataModule
-from ksm_lightning.diagnosis import Errors, Evidence, Finding, diagnose
-from ksm_lightning.functional import align_signs, linearised_responses
-from ksm_lightning.health import Health, compare_points, examine
+from ksm_lightning.evaluation.kernel_error import kernel_nrmse
+from ksm_lightning.evaluation.linear_probe import Probe, linear_probe
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.learning import sample_size
-from ksm_lightning.metrics import kernel_nrmse, random_subset
+from ksm_lightning.kernels.pairs import random_subset
+from ksm_lightning.learning.train import sample_size
 from ksm_lightning.module import KernelSimilarityMatching
-from ksm_lightning.probe import Probe, linear_probe
-from ksm_lightning.readout import READOUTS, make_reader
+from ksm_lightning.network.functional import align_signs, linearised_responses
+from ksm_lightning.network.readout import READOUTS, make_encoder
+from ksm_lightning.report.diagnosis import Errors, Evidence, Finding, diagnose
+from ksm_lightning.report.health import Health, compare_points, examine
 from ksm_lightning.report.pictures import PAIRED, Picture, draw_curves, draw_network, draw_ranking
-from ksm_lightning.run import Run, Series
+from ksm_lightning.runs.finished_run import Run, Series
 
 # Kernel PCA decomposes the whole matrix up to so many points, 20 s of one core; beyond that it is randomised.
 _EXACT_UP_TO = 4000
@@ -137,7 +138,7 @@ def measure(
     probes, pictures = None, {"curves": draw_curves(curves, model.schedule.phase_ends)}
     if health.is_finite:
         readers: dict[str, Reader] = {
-            name: make_reader(model.network, name, _like(x, data.readout_sample(name))) for name in READOUTS
+            name: make_encoder(model.network, name, _like(x, data.readout_sample(name))) for name in READOUTS
         }
         watch("errors of other methods")
         pool = points.take(random_subset(len(points), _FIT_POINTS, seed=1)).to(x)

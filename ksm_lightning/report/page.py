@@ -8,11 +8,11 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
-from ksm_lightning.diagnosis import Finding
+from ksm_lightning.baselines.tables import METHODS
+from ksm_lightning.report.diagnosis import Finding
 from ksm_lightning.report.measure import Probes, Report
 from ksm_lightning.report.pictures import Picture
 from ksm_lightning.report.style import STYLE
-from ksm_lightning.tables import METHODS
 
 MARK = b"Made by ksm report"
 """By which a page is known for a report."""

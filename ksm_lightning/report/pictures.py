@@ -1,4 +1,4 @@
-"""The pictures of a page: panels of :mod:`ksm_lightning.figures` as PNG, with words for those who cannot see."""
+"""The pictures of a page: panels of :mod:`ksm_lightning.figures.panels` as PNG, with words for those who cannot see."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ksm_lightning import figures
+from ksm_lightning.baselines.tables import METHODS
+from ksm_lightning.figures import panels as figures
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.run import Series
-from ksm_lightning.tables import METHODS
+from ksm_lightning.runs.finished_run import Series
 
 PAIRED = ("neural", "nystroem")
 """Readouts whose similarities are drawn."""
@@ -87,7 +87,7 @@ def draw_network(
     """The network at work, by section.
 
     Args:
-        data: What :func:`ksm_lightning.callbacks.figures.figure_data` computed.
+        data: What :func:`ksm_lightning.callbacks.run_figures.figure_data` computed.
         pairs: Similarities of points: of the inputs as ``f``, and of the readouts by their names.
         kernel: The network's kernel.
         image_shape: Height and width of a point, where points are images.

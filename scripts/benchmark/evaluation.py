@@ -21,13 +21,14 @@ from sklearn.linear_model import LogisticRegression
 from tqdm import tqdm
 
 from ksm_lightning.baselines import KernelPCA
-from ksm_lightning.clustering import kmeans
 from ksm_lightning.data import CroppedMNISTDataModule
+from ksm_lightning.evaluation.clustering import kmeans
+from ksm_lightning.evaluation.kernel_error import kernel_nrmse, kernel_squared_errors
+from ksm_lightning.evaluation.linear_probe import PENALTIES, draw_labelled, fit_softmax
 from ksm_lightning.files import write_text
 from ksm_lightning.kernels import PowerCosineKernel
-from ksm_lightning.metrics import kernel_nrmse, kernel_squared_errors, random_subset
-from ksm_lightning.network import KSMNetwork
-from ksm_lightning.probe import PENALTIES, draw_labelled, fit_softmax
+from ksm_lightning.kernels.pairs import random_subset
+from ksm_lightning.network.ksm_network import KSMNetwork
 
 
 def resident() -> float:

@@ -23,15 +23,15 @@ from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from tqdm import tqdm
 
-from ksm_lightning.estimator import KSMTransformer
+from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.extractor import FeatureExtractor
 from ksm_lightning.files import write_text
 from ksm_lightning.kernels import GaussianKernel
-from ksm_lightning.learning import train
-from ksm_lightning.metrics import kernel_nrmse
-from ksm_lightning.network import KSMNetwork
-from ksm_lightning.readout import READOUTS
-from ksm_lightning.schedule import AdaptiveSchedule
+from ksm_lightning.learning.schedule import AdaptiveSchedule
+from ksm_lightning.learning.train import train
+from ksm_lightning.network.ksm_network import KSMNetwork
+from ksm_lightning.network.readout import READOUTS
+from ksm_lightning.sklearn import KSMTransformer
 
 
 def extraction(rounds: int = 7) -> list[str]:

@@ -33,10 +33,10 @@ from ksm_lightning import DataInit, KSMNetwork, NormalInit
 from ksm_lightning.cli import main as ksm
 from ksm_lightning.data import CroppedMNISTDataModule, HalfMoonsDataModule
 from ksm_lightning.kernels import GaussianKernel, Kernel, PowerCosineKernel
-from ksm_lightning.learning import natural_ridge, start
-from ksm_lightning.rules import compute_step, rates_at
-from ksm_lightning.schedule import AdaptiveSchedule, LearningSchedule, Phase, Rates, Schedule
-from ksm_lightning.updater import NEURONS_PER_SAMPLE, Inverse, Updater
+from ksm_lightning.learning.rules import compute_step, rates_at
+from ksm_lightning.learning.schedule import AdaptiveSchedule, Phase, PhaseSchedule, Rates, Schedule
+from ksm_lightning.learning.train import natural_ridge, start
+from ksm_lightning.learning.updater import NEURONS_PER_SAMPLE, Inverse, Updater
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parents[1] / "configs"
@@ -182,7 +182,7 @@ def mnist(x: Tensor, n: int, rounds: int, updates: int) -> dict[str, float]:
     ).run(rounds, f"MNIST, n = {n}")
 
 
-def accuracy(x: Tensor, n: int, schedule: LearningSchedule, updates: int) -> tuple[float, float]:
+def accuracy(x: Tensor, n: int, schedule: Schedule, updates: int) -> tuple[float, float]:
     """Largest relative errors of tracked responses and of float32 Cholesky's over a run, against float64."""
     kernel = PowerCosineKernel(3)
     network = made(kernel, x, n, natural=schedule.is_natural)
@@ -409,7 +409,7 @@ def mnist_report(quick: bool) -> list[str]:
         "",
     ]
     length = 100 if quick else 1000
-    halves = Schedule([Phase(length // 2, 0.001, 0.0, 0.01), Phase(length // 2, 0.0001, 0.0, 0.001)])
+    halves = PhaseSchedule([Phase(length // 2, 0.001, 0.0, 0.01), Phase(length // 2, 0.0001, 0.0, 0.001)])
     errors = [
         [name, *(f"{error:.1e}" for error in accuracy(x, n, schedule, length))]
         for name, schedule in (("adaptive", AdaptiveSchedule(length)), ("the paper's rates", halves))

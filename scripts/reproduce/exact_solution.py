@@ -12,13 +12,14 @@ from half_moons_matching import SCRIPT as MATCHING
 from half_moons_overview import KERNEL, moons, paper_network
 from matplotlib.figure import Figure
 
-from ksm_lightning import figures, functional
 from ksm_lightning.baselines import RandomFourier, SimilarityMatching
-from ksm_lightning.exact import similarity_moment, solve_inner
-from ksm_lightning.initialisation import NormalInit
-from ksm_lightning.metrics import kernel_nrmse
-from ksm_lightning.network import KSMNetwork
-from ksm_lightning.readout import read_out
+from ksm_lightning.evaluation.kernel_error import kernel_nrmse
+from ksm_lightning.figures import panels as figures
+from ksm_lightning.learning.exact import similarity_moment, solve_inner
+from ksm_lightning.network import functional
+from ksm_lightning.network.initialisation import NormalInit
+from ksm_lightning.network.ksm_network import KSMNetwork
+from ksm_lightning.network.readout import read_out
 
 SIZES = (16, 32, 64)
 # Steps of L in units of the largest that should be stable.

@@ -15,12 +15,12 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from ksm_lightning import figures
-from ksm_lightning.comparison import Comparison
+from ksm_lightning.baselines.comparison import Comparison
+from ksm_lightning.baselines.tables import METHODS, Row, Summary, summarise
 from ksm_lightning.data import CroppedMNISTDataModule
+from ksm_lightning.figures import panels as figures
 from ksm_lightning.files import draft_of, write_png
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.tables import METHODS, Row, Summary, summarise
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = Path(__file__).parent / "figures"
@@ -202,12 +202,12 @@ def curves_of(arrays: Arrays, name: str, methods: Sequence[str] = tuple(METHODS)
 
 
 def many(values: Iterable[float], digits: int) -> str:
-    """Numbers, for people."""
+    """StepSizes, for people."""
     return ", ".join(f"{value:.{digits}f}" for value in values)
 
 
 def where(sizes: Sequence[int]) -> str:
-    """Numbers of features, for people."""
+    """StepSizes of features, for people."""
     return f"n = {', '.join(map(str, sizes))}" if sizes else "no n"
 
 

@@ -22,13 +22,13 @@ from figure_script import (
 from half_moons_overview import KERNEL, moons, paper_network, paper_phases
 from matplotlib.figure import Figure
 
-from ksm_lightning import figures
 from ksm_lightning.baselines import NeuralFourier, RandomFourier
-from ksm_lightning.exact import minimise_bound
-from ksm_lightning.learning import natural_ridge
-from ksm_lightning.metrics import kernel_nrmse
-from ksm_lightning.readout import landmark_features, nystroem_matrix
-from ksm_lightning.tables import METHODS
+from ksm_lightning.baselines.tables import METHODS
+from ksm_lightning.evaluation.kernel_error import kernel_nrmse
+from ksm_lightning.figures import panels as figures
+from ksm_lightning.learning.exact import minimise_bound
+from ksm_lightning.learning.train import natural_ridge
+from ksm_lightning.network.readout import landmark_features, nystroem_matrix
 
 SIZES, SHOWN, SEEDS = (2, 4, 8, 16, 32, 64), (4, 16, 64), tuple(range(5))
 # The six of the paper's figure.

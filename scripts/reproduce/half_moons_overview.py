@@ -8,9 +8,10 @@ import torch
 from figure_script import Arrays, Claim, Place, Script, panel_letter, percent
 from matplotlib.figure import Figure
 
-from ksm_lightning import HalfMoonsDataModule, figures
+from ksm_lightning import HalfMoonsDataModule
 from ksm_lightning.baselines import SimilarityMatching
-from ksm_lightning.clustering import kmeans
+from ksm_lightning.evaluation.clustering import kmeans
+from ksm_lightning.figures import panels as figures
 from ksm_lightning.kernels import GaussianKernel
 
 KERNEL = GaussianKernel(sigma=0.3)

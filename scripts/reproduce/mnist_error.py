@@ -23,8 +23,9 @@ from figure_script import (
 from figure_script import run_comparison as compare
 from matplotlib.figure import Figure
 
-from ksm_lightning import PowerCosineKernel, figures
-from ksm_lightning.tables import METHODS
+from ksm_lightning import PowerCosineKernel
+from ksm_lightning.baselines.tables import METHODS
+from ksm_lightning.figures import panels as figures
 
 ALPHAS, SIZES, UPDATES = (1, 3), (16, 32, 64, 128, 256, 512, 800, 1024), 4000
 # Two seeds where a method's luck can be seen; from here on they differ by a few parts in a hundred.

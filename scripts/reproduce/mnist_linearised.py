@@ -9,7 +9,7 @@ from figure_script import Arrays, Claim, Place, Script, extent_of, image_rows, m
 from matplotlib.figure import Figure
 from mnist_networks import ALPHAS, aligned, network
 
-from ksm_lightning.functional import linearised_responses
+from ksm_lightning.network.functional import linearised_responses
 
 SHOWN = 35
 

@@ -6,9 +6,9 @@ from figure_script import MNIST_PHASES, Place, load, mnist_points, save
 from tqdm import tqdm
 
 from ksm_lightning import KSMNetwork, NormalInit, PowerCosineKernel
-from ksm_lightning.functional import align_signs
-from ksm_lightning.learning import train
-from ksm_lightning.schedule import Schedule
+from ksm_lightning.learning.schedule import PhaseSchedule
+from ksm_lightning.learning.train import train
+from ksm_lightning.network.functional import align_signs
 
 ALPHAS = (1, 2, 3, 4)
 
@@ -21,7 +21,7 @@ def network(place: Place, alpha: int) -> KSMNetwork:
     if not path.exists():
         x = mnist_points(place)
         phases = [{**phase, "updates": 100} for phase in MNIST_PHASES] if place.quick else MNIST_PHASES
-        schedule = Schedule(phases)
+        schedule = PhaseSchedule(phases)
         with tqdm(total=schedule.total_updates, desc=f"network, alpha {alpha}", unit="update") as bar:
             trained = train(kernel, x, neurons, schedule, init=NormalInit(1.0), seed=0, progress=bar.update)
         save(path, {name: value.detach().numpy() for name, value in trained.named_parameters()})

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from common import is_finite, median, run_all
 
-from ksm_lightning import AdaptiveSchedule, GaussianKernel, HalfMoonsDataModule, NormalInit, Phase, Schedule
-from ksm_lightning.exact import minimise_bound
-from ksm_lightning.learning import consolidate, natural_ridge, train
-from ksm_lightning.metrics import kernel_nrmse
-from ksm_lightning.readout import read_out
+from ksm_lightning import AdaptiveSchedule, GaussianKernel, HalfMoonsDataModule, NormalInit, Phase, PhaseSchedule
+from ksm_lightning.evaluation.kernel_error import kernel_nrmse
+from ksm_lightning.learning.exact import minimise_bound
+from ksm_lightning.learning.train import consolidate, natural_ridge, train
+from ksm_lightning.network.readout import read_out
 
 SIZES, SEEDS, STARTS, SCALES = (2, 4, 8, 16, 32, 64), range(20), ("normal_1", "normal_0.5", "data"), (0.01, 1, 100)
 UPDATES, BATCH, SIGMA = 2000, 64, 0.3
@@ -28,7 +28,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     x = points(job["scale"])
     kernel = GaussianKernel(sigma=SIGMA * job["scale"])
     is_adaptive = job["schedule"] == "adaptive"
-    schedule = AdaptiveSchedule(UPDATES) if is_adaptive else Schedule([Phase(UPDATES, 0.01, 0.01, 0.1)])  # the paper's
+    schedule = (
+        AdaptiveSchedule(UPDATES) if is_adaptive else PhaseSchedule([Phase(UPDATES, 0.01, 0.01, 0.1)])
+    )  # the paper's
     init = None if job["start"] == "data" else NormalInit(float(job["start"].partition("_")[2]))
     network = train(
         kernel, x, job["n"], schedule, batch_size=BATCH, init=init, consolidate_at_end=False, seed=job["seed"]

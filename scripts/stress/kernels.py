@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ksm_lightning import AdaptiveSchedule, DigitsDataModule, make_kernel
 from ksm_lightning.baselines import Nystroem
-from ksm_lightning.learning import train
-from ksm_lightning.metrics import kernel_nrmse
-from ksm_lightning.readout import READOUTS, read_out
+from ksm_lightning.evaluation.kernel_error import kernel_nrmse
+from ksm_lightning.learning.train import train
+from ksm_lightning.network.readout import READOUTS, read_out
 
 NEURONS, UPDATES, SEEDS, DRAWS = 32, 2000, range(5), 20
 KERNELS = {

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from common import FOLDER, run_all
 
-from ksm_lightning.checkpoint import read_checkpoint
+from ksm_lightning.runs.checkpoint import read_checkpoint
 
 KILLS = 25
 OPTIONS = [

@@ -10,8 +10,9 @@ from common import run_all
 from ksm_lightning import KernelSimilarityMatching
 from ksm_lightning.callbacks import DivergenceGuard
 from ksm_lightning.data import CroppedMNISTDataModule
-from ksm_lightning.metrics import kernel_nrmse, random_subset
-from ksm_lightning.readout import READOUTS
+from ksm_lightning.evaluation.kernel_error import kernel_nrmse
+from ksm_lightning.kernels.pairs import random_subset
+from ksm_lightning.network.readout import READOUTS
 
 NEURONS, UPDATES = 800, 4000
 

@@ -1,0 +1,218 @@
+"""What ``ksm predict`` leaves behind: the features of all points in one file, with labels and who made them."""
+
+import json
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import BasePredictionWriter
+from torch import Tensor
+
+from ksm_lightning.data import KSMDataModule, PointLoader
+from ksm_lightning.extractor import FeatureExtractor
+from ksm_lightning.files import draft_of, write_array, write_text
+from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.network.readout import Readout, check_readout
+
+_Draft = Literal["features", "labels", "written"]
+
+
+class FeatureWriter(BasePredictionWriter):
+    """Writes the features of the predicted points, in their order, however many processes compute them.
+
+    Each process writes its rows to one memory-mapped file, so that nothing has to fit into memory. A ``.npz`` holds
+    the arrays ``features`` (samples, n), ``labels`` (samples,) where there are any, and ``extractor``, a JSON text that
+    says which extractor made them. Beside a ``.npy`` with the features alone, ``NAME_labels.npy`` and ``NAME.json``
+    hold the rest. Labels are whole numbers; others are left out. Files appear whole at the end, or not at all.
+
+    Args:
+        path: The file to write, ``.npy`` or ``.npz``; it must not exist yet.
+        readout: The features: ``neural`` is the network's response, ``nystroem`` and ``least_squares`` have a lower
+            kernel error with the same landmarks.
+    """
+
+    def __init__(self, path: str = "features.npy", readout: Readout = "neural") -> None:
+        super().__init__(write_interval="batch")
+        self.path = Path(path)
+        self.readout = check_readout(readout)
+        self._features: np.ndarray | None = None
+        self._labels: np.ndarray | None = None
+        self._written: np.ndarray | None = None
+        self._extractor: FeatureExtractor | None = None
+        self._has_labels = False
+
+    # ------------------------------------------------------------------ before
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "predict":
+            return
+        if self.path.suffix not in (".npy", ".npz"):
+            raise ValueError(f"Features are written as .npy or .npz, got {self.path}.")
+        for path in (self.path, *self._beside().values()):
+            if path.exists():
+                raise FileExistsError(f"{path} exists already: name another file with --features.path.")
+
+    def _beside(self) -> dict[str, Path]:
+        """Files that a ``.npy`` needs beside it."""
+        if self.path.suffix == ".npz":
+            return {}
+        return {"labels": self.path.with_name(f"{self.path.stem}_labels.npy"), "about": self.path.with_suffix(".json")}
+
+    def _draft(self, name: _Draft) -> Path:
+        return self.path.with_name(f".{self.path.name}.{name}")
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        samples = _count(_only_loader(trainer))
+        data = getattr(trainer, "datamodule", None)
+        data = data if isinstance(data, KSMDataModule) else None
+        if not isinstance(pl_module, KernelSimilarityMatching):
+            raise ValueError("FeatureWriter writes the features of a KernelSimilarityMatching, and this is none.")
+        prepare = None if data is None else data.preprocessing
+        points = None if data is None else data.readout_sample(self.readout)
+        self._extractor = FeatureExtractor.from_network(
+            pl_module.network, self.readout, preprocessing=prepare,
+            sample=points if prepare is None or points is None else prepare.to(points.device).inverse(points),
+        )  # fmt: skip
+        # Whoever asks for the dynamics wants to see the network settle, not the formula of where it will.
+        is_settling = self.readout == "neural" and pl_module.network.solver == "dynamics"
+        pl_module.set_reader(None if is_settling else self._extractor.features)
+        shape = (samples, self._extractor.out_features)
+        dtype = pl_module.network.W.detach().cpu().numpy().dtype
+        if trainer.is_global_zero:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            np.lib.format.open_memmap(self._draft("features"), "w+", dtype, shape)
+            np.lib.format.open_memmap(self._draft("labels"), "w+", np.int64, shape[:1])
+            np.lib.format.open_memmap(self._draft("written"), "w+", np.bool_, shape[:1])
+        trainer.strategy.barrier("features")
+        if not self._draft("features").is_file():
+            raise FileNotFoundError(f"{self.path.parent} must be a folder that all processes share.")
+        self._features = np.lib.format.open_memmap(self._draft("features"), "r+")
+        self._labels = np.lib.format.open_memmap(self._draft("labels"), "r+")
+        self._written = np.lib.format.open_memmap(self._draft("written"), "r+")
+        self._has_labels = False
+
+    # ------------------------------------------------------------------ on the way
+
+    def write_on_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        prediction: Any,
+        batch_indices: Sequence[int] | None,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        assert isinstance(prediction, Tensor)
+        assert self._features is not None
+        assert self._labels is not None
+        assert self._written is not None
+        loader = _only_loader(trainer)
+        rows: Any = batch_indices
+        if isinstance(loader, PointLoader):
+            start = loader.start + batch_idx * loader.block_size
+            rows = slice(start, start + len(prediction))
+        elif not batch_indices:
+            raise ValueError("The loader does not say which points its batches hold: use a DataLoader with a Dataset.")
+        self._features[rows] = prediction.cpu().numpy()
+        self._written[rows] = True
+        labels = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
+        if isinstance(labels, Tensor) and labels.shape == prediction.shape[:1] and not labels.is_floating_point():
+            self._labels[rows] = labels.cpu().numpy()
+            self._has_labels = True
+
+    # ------------------------------------------------------------------ after
+
+    def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for array in (self._features, self._labels, self._written):
+            if isinstance(array, np.memmap):
+                array.flush()
+        # Also a barrier: what all processes have written is in the file when each of them looks.
+        has_labels = torch.tensor(int(self._has_labels), device=pl_module.device)
+        self._has_labels = int(trainer.strategy.reduce(has_labels, reduce_op="sum")) > 0
+        assert self._written is not None
+        written = int(self._written.sum())
+        if written < len(self._written):
+            raise ValueError(
+                f"Only {written} of {len(self._written)} points were predicted, and no features were written: leave "
+                "out limit_predict_batches, fast_dev_run, drop_last and samplers that leave points out."
+            )
+        if trainer.is_global_zero:
+            self._finish()
+        trainer.strategy.barrier("features")
+        self._let_go(pl_module)
+
+    def _let_go(self, pl_module: L.LightningModule) -> None:
+        if isinstance(pl_module, KernelSimilarityMatching):
+            pl_module.set_reader(None)
+        self._features = self._labels = self._written = self._extractor = None
+
+    def _finish(self) -> None:
+        features, labels, extractor = self._features, self._labels, self._extractor
+        assert features is not None
+        assert labels is not None
+        assert extractor is not None
+        about = json.dumps({**extractor.description, "samples": len(features)}, indent=2)
+        if self.path.suffix == ".npz":
+            arrays = {"features": features, **({"labels": labels} if self._has_labels else {})}
+            with draft_of(self.path) as draft:
+                write_archive(draft, {**arrays, "extractor": np.array(about)})
+        else:
+            beside = self._beside()
+            try:
+                if self._has_labels:
+                    write_array(beside["labels"], labels)
+                write_text(beside["about"], about + "\n")
+                os.replace(self._draft("features"), self.path)
+            except OSError:
+                for path in beside.values():  # none of them was there before
+                    path.unlink(missing_ok=True)
+                raise
+        self._remove_drafts()
+        print(
+            f"Features of {features.shape[0]:,} points in {features.shape[1]} dimensions: {self.path} (extractor "
+            f"{extractor.identity})"
+        )
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._let_go(pl_module)
+        if trainer.is_global_zero:
+            self._remove_drafts()
+
+    def _remove_drafts(self) -> None:
+        for name in get_args(_Draft):
+            self._draft(name).unlink(missing_ok=True)
+
+
+def write_archive(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """A ``.npz`` without compression, written a piece at a time: arrays may be larger than memory."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+
+
+def _count(loader: Any) -> int:
+    """How many points there are to predict."""
+    if isinstance(loader, PointLoader):
+        return len(loader.points)
+    try:
+        return len(loader.dataset)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(
+            "FeatureWriter must know how many points there are: use a DataLoader with a Dataset that has a length."
+        ) from error
+
+
+def _only_loader(trainer: L.Trainer) -> Any:
+    loaders = trainer.predict_dataloaders
+    if isinstance(loaders, list | tuple):
+        if len(loaders) != 1:
+            raise ValueError(f"FeatureWriter writes the points of one loader, and there are {len(loaders)}.")
+        return loaders[0]
+    return loaders

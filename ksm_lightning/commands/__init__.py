@@ -1,1 +1,0 @@
-"""The commands of ``ksm`` that need no Trainer, each a function whose signature and docstring are its options."""

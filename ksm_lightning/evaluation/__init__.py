@@ -1,0 +1,1 @@
+"""How good features are: kernel error, linear probe, clustering."""

@@ -1,0 +1,36 @@
+"""Factorisations of kernel matrices that survive rounding."""
+
+import torch
+from torch import Tensor
+
+# Eigenvalues below this fraction of the largest are rounding errors.
+_CUT = 1e-10
+
+
+def robust_cholesky(matrix: Tensor) -> Tensor:
+    """Lower Cholesky factor (n, n) of a kernel matrix, with as little added to its diagonal as rounding needs.
+
+    Kernels with a root or an arc cosine near 0 are rounded by far more than the dtype's precision.
+
+    Raises:
+        ValueError: If the matrix is not finite, or no rounding explains that it has no factor.
+    """
+    scale = matrix.diagonal().abs().mean()
+    for exponent in (None, *range(-15, -2)):
+        shifted = matrix.clone()
+        if exponent is not None:
+            shifted.diagonal().add_(10.0**exponent * scale)
+        factor: Tensor
+        factor, info = torch.linalg.cholesky_ex(shifted)
+        if not int(info) and bool(factor.isfinite().all()):
+            return factor
+    raise ValueError(
+        "The kernel matrix cannot be factorised: its values are not finite (scale the data), or the kernel is not "
+        "positive semi-definite."
+    )
+
+
+def inverse_root(values: Tensor) -> Tensor:
+    """``values^(-1/2)``, and 0 for those that are rounding."""
+    is_kept = values > _CUT * values.max().clamp(min=torch.finfo(values.dtype).tiny)
+    return torch.where(is_kept, values.clamp(min=torch.finfo(values.dtype).tiny).rsqrt(), 0.0)

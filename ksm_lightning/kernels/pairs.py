@@ -1,0 +1,24 @@
+"""Walks over pairs of points: tiles of a symmetric matrix, and random subsets of the points."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+_TILE = 1024
+
+Tile = tuple[slice, slice, int]
+
+
+def symmetric_tiles(samples: int, tile: int = _TILE) -> Iterator[Tile]:
+    """Rows and columns of the tiles on and above the diagonal, and how often each counts."""
+    for top in range(0, samples, tile):
+        for left in range(top, samples, tile):
+            yield slice(top, top + tile), slice(left, left + tile), 1 if left == top else 2
+
+
+def random_subset(count: int, most: int | None, seed: int = 0) -> Tensor:
+    """Sorted indices of at most ``most`` of ``count`` samples, drawn from a random stream of its own."""
+    if most is None or count <= most:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values

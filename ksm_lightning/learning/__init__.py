@@ -1,0 +1,1 @@
+"""How a network learns: schedule, rules, responses, the Learner that owns them, and training without Lightning."""

@@ -1,0 +1,187 @@
+"""The exact inner solution: L in closed form, the bound J(W, q) that is left, and its full-batch minimiser.
+
+For fixed W and q let ``B = <b b^T>`` be the second moment of the drive ``b = q * f(x, W)``. Minimised over the
+responses, the energy is ``gain - 1/2 tr((L + ridge I)^-1 B) - 1/4 |L|^2``, which is concave in L. Its maximum has the
+eigenvectors of B and eigenvalues l with ``l (l + ridge)^2 = beta``, so the saddle point becomes the minimisation of
+
+``J(W, q) = 1/2 sum_i q_i^2 f(w_i, w_i) - sum (l (l + ridge) / 2 + l^2 / 4)``.
+
+Everything here is float64: ``1 / (l + ridge)`` multiplies whatever noise the small eigenvalues of B have.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ksm_lightning.kernels import Kernel, full_precision
+from ksm_lightning.network import functional
+from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
+
+
+def lateral_eigenvalues(beta: Tensor, ridge: float) -> Tensor:
+    """The ``l >= 0`` with ``l (l + ridge)^2 = beta``, for each entry; rounding below 0 counts as 0.
+
+    Newton's method from ``beta^(1/3)``, an upper bound: on this side the cubic is convex, so every step goes down and
+    none goes past the root.
+
+    Example:
+        >>> lateral_eigenvalues(torch.tensor([8.0, 12.0, 0.0], dtype=torch.float64), ridge=0.0)[0]
+        tensor(2., dtype=torch.float64)
+    """
+    beta = beta.double().clamp(min=0)
+    root = beta ** (1 / 3)
+    for _ in range(50):
+        shifted = root + ridge
+        slope = shifted * (shifted + 2 * root)
+        step = (root * shifted * shifted - beta) / torch.where(slope > 0, slope, 1.0)
+        root = (root - step).clamp_(min=0)
+    return root
+
+
+class Inner(NamedTuple):
+    """The maximum over L at fixed W and q."""
+
+    L: Tensor
+    """Lateral weights (n, n), float64."""
+    bound: Tensor
+    """``J(W, q)``, the value of the saddle point."""
+
+
+def solve_inner(B: Tensor, self_similarity: Tensor, q: Tensor, ridge: float) -> Inner:
+    """The exact L and the bound J from the drive's second moment.
+
+    Args:
+        B: ``<b b^T>`` (n, n).
+        self_similarity: ``f(w_i, w_i)`` (n,).
+        q: Gains (n,).
+        ridge: The paper's lambda.
+    """
+    beta, vectors = torch.linalg.eigh(B.double())
+    l = lateral_eigenvalues(beta, ridge)  # noqa: E741
+    gain = 0.5 * (q.double().square() * self_similarity.double()).sum()
+    return Inner((vectors * l) @ vectors.mT, gain - (0.5 * l * (l + ridge) + 0.25 * l * l).sum())
+
+
+@torch.no_grad()
+def similarity_moment(kernel: Kernel, blocks: Iterable[Tensor], W: Tensor) -> tuple[Tensor, int]:
+    """``sum k k^T`` of the similarities ``k = f(x, W)`` over all inputs, and their number; ``B = q G q`` for any q.
+
+    Similarities keep the dtype of W, so that the rounding noise which the responses will have is part of the sum; the
+    sum is float64.
+
+    Args:
+        kernel: The similarity.
+        blocks: Inputs (samples, m), a block at a time.
+        W: Landmarks (n, m).
+
+    Returns:
+        The sum (n, n), float64, and the number of samples.
+    """
+    total = torch.zeros(len(W), len(W), dtype=torch.float64, device=W.device)
+    count = 0
+    for x in blocks:
+        for part in torch.split(x.to(W), 8192):
+            k = kernel(part, W).double()
+            total.addmm_(k.mT, k)
+            count += len(part)
+    return total, count
+
+
+def optimal_scale(G: Tensor, self_similarity: Tensor) -> Tensor:
+    """The common gain ``c`` that minimises ``J(W, c)`` without a ridge: ``c^(2/3) = tr(G^(2/3)) / sum_i f(w_i, w_i)``.
+
+    Args:
+        G: ``<k k^T>`` (n, n) at gain 1, or ``<b b^T>`` at other gains, which c then multiplies.
+        self_similarity: ``f(w_i, w_i)`` (n,), times the square of those gains.
+    """
+    eigenvalues = torch.linalg.eigvalsh(G.double()).clamp_(min=0)
+    ratio: Tensor = (eigenvalues ** (2 / 3)).sum() / self_similarity.double().sum()
+    return ratio**1.5
+
+
+@torch.no_grad()
+def set_scale(kernel: Kernel, W: Tensor, q: Tensor, c: Tensor) -> None:
+    """Multiply every ``q_i phi(w_i)`` by ``c``, in place: W for a homogeneous kernel, q for any other."""
+    if kernel.is_homogeneous and kernel.degree is not None:
+        W.mul_((c ** (1 / kernel.degree)).to(W))
+    else:
+        q.mul_(c.to(q))
+
+
+class Minimum(NamedTuple):
+    """A minimum of the bound."""
+
+    W: Tensor
+    q: Tensor
+    L: Tensor
+    bound: float
+
+    def responses(self, kernel: Kernel, x: Tensor, ridge: float) -> Tensor:
+        """Responses (samples, n) of this solution, float64."""
+        return functional.responses(self.q * kernel(x.double(), self.W), self.L, ridge)
+
+
+@torch.no_grad()
+def minimise_bound(
+    kernel: Kernel,
+    x: Tensor,
+    num_neurons: int,
+    ridge: float,
+    *,
+    starts: int = 4,
+    max_iterations: int = 400,
+    generator: torch.Generator | None = None,
+) -> Minimum:
+    """The least ``J(W, q)`` that L-BFGS finds from several starts, on all data at once: ground truth for small data.
+
+    By the envelope theorem the gradients of J are those of the energy at the exact L, so the local rules of
+    :mod:`ksm_lightning.network.functional` on the full batch are its gradient. J has many minima: more starts find lower ones.
+
+    Args:
+        kernel: The similarity.
+        x: All inputs (samples, m).
+        num_neurons: Neurons n.
+        ridge: The paper's lambda.
+        starts: Starts at data points drawn by kernel k-means++; the lowest bound wins.
+        max_iterations: Iterations of each.
+        generator: Source of randomness, on the CPU; the global one unless given.
+    """
+    x = x.double()
+    found: Minimum | None = None
+    for _ in range(starts):
+        W = x[kernel_kmeans_plus_plus(kernel, x, num_neurons, generator=generator)].clone()
+        candidate = _descend(kernel, x, W, ridge, max_iterations)
+        if found is None or candidate.bound < found.bound:
+            found = candidate
+    assert found is not None
+    return found
+
+
+def _descend(kernel: Kernel, x: Tensor, W: Tensor, ridge: float, max_iterations: int) -> Minimum:
+    """L-BFGS from one start, in float64."""
+    q = torch.ones(len(W), dtype=torch.float64, device=W.device)
+    set_scale(kernel, W, q, optimal_scale(similarity_moment(kernel, [x], W)[0] / len(x), kernel.diag(W)))
+    parameters = [W.requires_grad_(), q.requires_grad_()]
+    optimizer = torch.optim.LBFGS(
+        parameters, max_iter=max_iterations, history_size=30, line_search_fn="strong_wolfe",
+        tolerance_grad=1e-9, tolerance_change=1e-14,
+    )  # fmt: skip
+
+    def inner() -> Inner:
+        total, count = similarity_moment(kernel, [x], W.detach())
+        gains = q.detach()
+        return solve_inner(gains[:, None] * total * gains / count, kernel.diag(W.detach()), gains, ridge)
+
+    def closure() -> Tensor:
+        with torch.no_grad(), full_precision(x.device):
+            at = inner()
+            gradients = functional.hebbian_step(kernel, x, W.detach(), q.detach(), at.L, ridge).gradients
+            W.grad = gradients.W
+            q.grad = torch.zeros_like(q) if kernel.is_homogeneous else gradients.q
+        return at.bound
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    at = inner()
+    return Minimum(W.detach(), q.detach(), at.L, float(at.bound))

@@ -1,0 +1,102 @@
+"""The network itself, a plain ``nn.Module``: W, q, L and a kernel."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ksm_lightning.kernels import Kernel, full_precision
+from ksm_lightning.network import functional
+from ksm_lightning.network.initialisation import Initialiser, NormalInit
+
+Solver = Literal["closed_form", "dynamics"]
+
+
+class KSMNetwork(nn.Module):
+    """Maps x to y so that ``y_s . y_t`` approximates ``f(x_s, x_t)``: ``y = (L + ridge I)^-1 (q * f(x, W))``.
+
+    Its parameters learn by the local rules of :mod:`ksm_lightning.network.functional`, never by back-propagation.
+
+    Args:
+        kernel: The similarity to match.
+        in_features: Input features m.
+        num_neurons: Neurons n, the dimension of y.
+        ridge: The paper's lambda, positive; it keeps the responses finite.
+        init: Where W starts; the paper's ``N(0, 1)`` unless given.
+        solver: ``"closed_form"`` solves for y with one Cholesky factorisation; ``"dynamics"`` lets the recurrent
+            network settle, slowly.
+        generator: Source of randomness for ``init``, on the CPU; the global one unless given.
+
+    Raises:
+        ValueError: If a size, the ridge or the solver is impossible.
+
+    Example:
+        >>> from ksm_lightning.kernels import GaussianKernel
+        >>> net = KSMNetwork(GaussianKernel(sigma=0.3), in_features=2, num_neurons=16)
+        >>> net(torch.zeros(5, 2)).shape
+        torch.Size([5, 16])
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        in_features: int,
+        num_neurons: int,
+        ridge: float = 1e-3,
+        init: Initialiser | None = None,
+        solver: Solver = "closed_form",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("in_features", in_features), ("num_neurons", num_neurons)):
+            if size < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {size}.")
+        if not (math.isfinite(ridge) and ridge > 0):
+            raise ValueError(f"`ridge` must be positive and finite, got {ridge}. The paper uses 0.001.")
+        if solver not in ("closed_form", "dynamics"):
+            raise ValueError(f"`solver` must be 'closed_form' or 'dynamics', got {solver!r}.")
+        self.kernel = kernel
+        self.ridge = ridge
+        self.solver = solver
+        W = (init or NormalInit())(kernel, num_neurons, in_features, generator)
+        self.W = nn.Parameter(W.to(torch.get_default_dtype()))  # (n, m)
+        self.q = nn.Parameter(torch.ones(num_neurons))  # (n,)
+        self.L = nn.Parameter(torch.eye(num_neurons))  # (n, n)
+
+    @property
+    def in_features(self) -> int:
+        """Input features m."""
+        return self.W.shape[1]
+
+    @property
+    def num_neurons(self) -> int:
+        """Neurons n."""
+        return self.W.shape[0]
+
+    def check_input(self, x: Tensor) -> None:
+        """Refuse what is not a batch of this network's inputs.
+
+        Raises:
+            ValueError: If ``x`` is not of shape (batch, in_features).
+        """
+        if x.dim() != 2 or x.shape[1] != self.in_features:
+            raise ValueError(f"The network takes inputs of shape (batch, {self.in_features}), got {tuple(x.shape)}.")
+
+    def drive(self, x: Tensor) -> Tensor:
+        """Feedforward drive ``q * f(x, W)``: ``x`` (batch, m) gives (batch, n)."""
+        self.check_input(x)
+        drive: Tensor = self.q * self.kernel(x, self.W)
+        return drive
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """Responses y to inputs: ``x`` (batch, m) gives (batch, n)."""
+        with full_precision(x.device):
+            drive = self.drive(x)
+            if self.solver == "dynamics":
+                return functional.settle(drive, self.L, self.ridge).y
+            return functional.responses(drive, self.L, self.ridge)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, num_neurons={self.num_neurons}, ridge={self.ridge}"

@@ -1,0 +1,339 @@
+"""What ``ksm predict`` leaves behind: features in order, labels, and which extractor made them; whole or not at all."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_callbacks import trainer
+from test_cli import refused
+from test_module import fit, model, moons
+from torch.testing import assert_close
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from ksm_lightning import FeatureExtractor
+from ksm_lightning.callbacks import FeatureWriter
+from ksm_lightning.callbacks.feature_writer import write_archive
+from ksm_lightning.cli import main
+from ksm_lightning.data import ArrayDataModule, DigitsDataModule
+from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.network.readout import READOUTS
+
+
+@pytest.fixture(scope="module")
+def module():
+    trained = model(phases=None, updates=60)
+    fit(trained, moons())
+    return trained
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def extractor_of(module, data, readout="neural") -> FeatureExtractor:
+    return FeatureExtractor.from_network(
+        module.network, readout, preprocessing=data.preprocessing, sample=data.load()[0].x
+    )
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+def test_features_are_written_in_order_with_labels_and_their_maker(module, tmp_path, capsys, readout):
+    data, path = moons(eval_batch_size=64), tmp_path / "deep" / "f.npy"
+    trainer([FeatureWriter(str(path), readout)]).predict(module, datamodule=data, return_predictions=False)
+    assert names(path.parent) == ["f.json", "f.npy", "f_labels.npy"]
+    x, extractor = data.test_points.data, extractor_of(module, data, readout)
+    found = np.load(path)
+    assert found.dtype == np.float32
+    blocks = [extractor.features(part).to(torch.float32) for part in torch.split(x, 64)]
+    if readout != "least_squares":  # whose sample has been through float32 and back here
+        assert np.array_equal(found, torch.cat(blocks).numpy())
+    expected = module.features(x, readout, data.train_points.data)
+    assert_close(torch.tensor(found), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    assert_close(torch.tensor(found), extractor(torch.tensor(data.load()[1].x)).float(), rtol=0, atol=1e-5)
+    assert np.load(path.with_name("f_labels.npy")).tolist() == data.test_labels.tolist()
+    about = json.loads((path.parent / "f.json").read_text())
+    identity = about.pop("identity")
+    assert about == {**extractor.metadata, "samples": 200}
+    if readout != "least_squares":
+        assert identity == extractor.identity
+    assert f"Features of 200 points in 6 dimensions: {path} (extractor {identity})" in capsys.readouterr().out
+
+
+def test_an_archive_holds_three_arrays_and_no_pickle(module, tmp_path):
+    data, path = moons(eval_batch_size=64), tmp_path / "f.npz"
+    trainer([FeatureWriter(str(path))]).predict(module, datamodule=data)
+    assert names(tmp_path) == ["f.npz"]
+    with np.load(path, allow_pickle=False) as archive:
+        assert sorted(archive.files) == ["extractor", "features", "labels"]
+        features, labels, about = archive["features"], archive["labels"], json.loads(str(archive["extractor"]))
+    assert (features.dtype, labels.dtype) == (np.float32, np.int64)
+    assert_close(torch.tensor(features), module(data.test_points.data), rtol=0, atol=1e-5)
+    assert labels.tolist() == data.test_labels.tolist()
+    assert about["identity"] == extractor_of(module, data).identity
+    assert (about["readout"], about["kernel"], about["samples"]) == ("neural", "gaussian", 200)
+    trainer([FeatureWriter(str(tmp_path / "g.npy"))]).predict(module, datamodule=data)
+    assert np.array_equal(np.load(tmp_path / "g.npy"), features)
+
+
+def test_an_archive_is_written_a_piece_at_a_time(tmp_path):
+    """Larger than numpy's buffer, out of order in memory, and empty."""
+    arrays = {"big": np.arange(3_000_000.0), "turned": np.arange(12).reshape(3, 4).T, "none": np.zeros((0, 3))}
+    write_archive(tmp_path / "x.npz", arrays)
+    with np.load(tmp_path / "x.npz", allow_pickle=False) as archive:
+        assert archive.files == list(arrays)
+        for name, array in arrays.items():
+            assert np.array_equal(archive[name], array)
+
+
+def test_data_without_labels_has_no_file_of_labels(module, tmp_path):
+    np.save(tmp_path / "x.npy", np.random.RandomState(0).randn(40, 2))
+    for name in ("f.npy", "f.npz"):
+        data = ArrayDataModule(str(tmp_path / "x.npy"), eval_batch_size=16, memory_map="always")
+        trainer([FeatureWriter(str(tmp_path / "out" / name))]).predict(module, datamodule=data)
+    assert names(tmp_path / "out") == ["f.json", "f.npy", "f.npz"]
+    with np.load(tmp_path / "out" / "f.npz") as archive:
+        assert sorted(archive.files) == ["extractor", "features"]
+        assert np.array_equal(archive["features"], np.load(tmp_path / "out" / "f.npy"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.uint8])
+def test_another_loader_in_another_trainer(module, tmp_path, dtype):
+    """Points that are standardised already, in a shape and dtype of their own."""
+    x = (4 * torch.rand(50, 2, generator=torch.Generator().manual_seed(0))).to(dtype)
+    loader = DataLoader(TensorDataset(x.view(50, 1, 2), torch.arange(50) % 7), batch_size=16, shuffle=False)
+    trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
+    found = np.load(tmp_path / "f.npy")
+    assert found.dtype == np.float32
+    assert_close(torch.tensor(found), module(x.float()), rtol=0, atol=1e-5)
+    assert np.abs(found).max() > 0.1
+    assert np.load(tmp_path / "f_labels.npy").tolist() == [i % 7 for i in range(50)]
+    about = json.loads((tmp_path / "f.json").read_text())
+    assert about["identity"] == FeatureExtractor.from_network(module.network).identity
+
+
+def test_rows_go_where_they_belong_however_they_come(module, tmp_path):
+    """A sampler that walks backwards."""
+    x = torch.rand(50, 2, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x), batch_size=16, sampler=list(range(49, -1, -1)))
+    trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
+    assert_close(torch.tensor(np.load(tmp_path / "f.npy")), module(x), rtol=0, atol=1e-5)
+
+
+def test_targets_that_are_no_labels_are_not_taken_for_some(module, tmp_path):
+    x = torch.rand(20, 2)
+    for number, target in enumerate([torch.rand(20), torch.zeros(20, 3, dtype=torch.int64)]):
+        path = tmp_path / str(number) / "f.npy"
+        trainer([FeatureWriter(str(path))]).predict(module, DataLoader(TensorDataset(x, target), batch_size=8))
+        assert names(path.parent) == ["f.json", "f.npy"]
+
+
+def test_whoever_asks_for_the_dynamics_sees_the_network_settle(tmp_path):
+    settling = model(solver="dynamics")
+    data = moons()
+    fit(settling, data)
+    for readout in ("neural", "nystroem"):
+        trainer([FeatureWriter(str(tmp_path / f"{readout}.npy"), readout)]).predict(settling, datamodule=data)
+    x = data.test_points.data
+    assert np.array_equal(np.load(tmp_path / "neural.npy"), settling(x).numpy())
+    assert_close(torch.tensor(np.load(tmp_path / "nystroem.npy")), settling.features(x, "nystroem"), rtol=0, atol=1e-5)
+
+
+# ---------------------------------------------------------------------- whole or not at all
+
+
+@pytest.mark.parametrize("existing", ["f.npy", "f_labels.npy", "f.json", "f.npz"])
+def test_no_file_is_ever_replaced(module, tmp_path, existing):
+    (tmp_path / existing).write_bytes(b"precious")
+    name = "f.npz" if existing == "f.npz" else "f.npy"
+    with pytest.raises(FileExistsError, match=f"{existing} exists already: name another file with --features.path"):
+        trainer([FeatureWriter(str(tmp_path / name))]).predict(module, datamodule=moons())
+    assert (tmp_path / existing).read_bytes() == b"precious"
+    assert names(tmp_path) == [existing]
+
+
+class Failing(KernelSimilarityMatching):
+    """A model that fails with its third batch."""
+
+    def predict_step(self, batch, batch_idx):
+        if batch_idx == 2:
+            raise OSError("the device is on fire")
+        return super().predict_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("name", ["f.npy", "f.npz"])
+def test_a_failure_in_the_middle_leaves_no_file_and_no_reader(tmp_path, name):
+    failing = Failing(num_neurons=6, in_features=2, kernel_params={"sigma": 0.3}, init="normal")
+    data = moons(eval_batch_size=64)
+    writer = FeatureWriter(str(tmp_path / name), "nystroem")
+    with pytest.raises(OSError, match="the device is on fire"):
+        trainer([writer]).predict(failing, datamodule=data)
+    assert names(tmp_path) == []
+    x = data.test_points.data[:9]
+    assert torch.equal(failing.predict_step(x, 0), failing(x))  # its own responses again, not another readout
+
+
+@pytest.mark.parametrize("options", [{"limit_predict_batches": 2}, {"limit_predict_batches": 0.5}])
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_points_that_were_passed_over_have_no_features_of_zero(module, tmp_path, options, is_foreign):
+    data = moons(eval_batch_size=64)
+    loader = DataLoader(TensorDataset(data.test_points.data), batch_size=64)
+    run = trainer([FeatureWriter(str(tmp_path / "f.npy"))], **options)
+    with pytest.raises(ValueError, match="Only 128 of 200 points were predicted, and no features were written"):
+        run.predict(module, **({"dataloaders": loader} if is_foreign else {"datamodule": data}))
+    assert names(tmp_path) == []
+    x = data.test_points.data[:9]
+    assert torch.equal(module.predict_step(x, 0), module(x))
+
+
+def test_a_point_that_comes_twice_does_not_stand_in_for_one_that_never_comes(module, tmp_path):
+    x = torch.rand(50, 2, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x), batch_size=16, sampler=[*range(40), *range(10)])
+    with pytest.raises(ValueError, match=r"Only 40 of 50 points were predicted.*samplers that leave points out"):
+        trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
+    assert names(tmp_path) == []
+
+
+def test_a_full_disk_at_the_last_moment_leaves_no_half_of_the_files(module, tmp_path, monkeypatch):
+    x = torch.rand(20, 2, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x, torch.arange(20)), batch_size=16)
+    replace = os.replace
+
+    def full(source, target):
+        if str(target).endswith("f.npy"):
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
+    assert names(tmp_path) == []
+    monkeypatch.undo()
+    trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
+    assert names(tmp_path) == ["f.json", "f.npy", "f_labels.npy"]
+
+
+def test_the_last_batch_is_never_dropped(module, tmp_path):
+    x = moons().test_points.data
+    loader = DataLoader(TensorDataset(x), batch_size=64, drop_last=True)  # Lightning overrules it to predict
+    trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
+    assert_close(torch.tensor(np.load(tmp_path / "f.npy")), module(x), rtol=0, atol=1e-5)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(torch.zeros(8, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DataLoader(Endless(), batch_size=4), "must know how many points there are"),
+        (lambda: DataLoader([torch.zeros(5, 2)] * 3, batch_size=None), "does not say which points its batches hold"),
+    ],
+    ids=["endless", "batches"],
+)
+def test_loaders_that_do_not_tell_enough_are_refused(module, tmp_path, make, message):
+    with pytest.raises(ValueError, match=message):
+        trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, make())
+    assert names(tmp_path) == []
+
+
+def test_other_endings_and_other_models_are_refused(module, tmp_path):
+    import lightning
+
+    class Other(lightning.LightningModule):
+        def predict_step(self, batch, batch_idx):
+            return batch[0]
+
+    with pytest.raises(ValueError, match=r"written as .npy or .npz, got .*f.csv"):
+        trainer([FeatureWriter(str(tmp_path / "f.csv"))]).predict(module, datamodule=moons())
+    with pytest.raises(ValueError, match="There is no readout 'pca'"):
+        FeatureWriter("f.npy", "pca")
+    with pytest.raises(ValueError, match="the features of a KernelSimilarityMatching, and this is none"):
+        trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(Other(), datamodule=moons())
+    assert names(tmp_path) == []
+
+
+def test_the_same_callback_writes_nothing_in_other_stages(module, tmp_path):
+    trainer([FeatureWriter(str(tmp_path / "f.npy"))]).validate(module, datamodule=moons(), verbose=False)
+    assert names(tmp_path) == []
+
+
+# ---------------------------------------------------------------------- ksm predict
+
+
+def saved(data, sigma) -> Path:
+    """A checkpoint of a network that was trained on the data, in the working folder."""
+    trained = model(in_features=data.in_features, kernel_params={"sigma": sigma}, phases=None, updates=40)
+    fit(trained, data).save_checkpoint("x.ckpt", weights_only=False)
+    return Path("x.ckpt")
+
+
+def test_new_data_is_centred_as_the_training_data_was(tmp_path, monkeypatch):
+    """Two files with other means: one network, one place for the origin."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.RandomState(0)
+    train, new = random.randn(200, 2) * [1, 5] + 10, random.randn(50, 2) * [1, 5] + [12, 10]
+    np.save("train.npy", train)
+    np.save("new.npy", new)
+    checkpoint = saved(ArrayDataModule("train.npy", centre=True, scaling="feature", seed=0), sigma=1.5)
+    main(["predict", "--data=ArrayDataModule", "--data.path=new.npy", "--data.centre=true", "--data.scaling=feature",
+          f"--ckpt_path={checkpoint}", "--features.path=y.npz", "--trainer.enable_progress_bar=false"])  # fmt: skip
+    extractor = FeatureExtractor.from_checkpoint(checkpoint)
+    np.testing.assert_allclose(extractor.preprocessing.mean, train.mean(0), rtol=1e-12)
+    with np.load("y.npz") as archive:
+        found, about = archive["features"], json.loads(str(archive["extractor"]))
+    np.testing.assert_allclose(found, extractor.transform(new), rtol=0, atol=1e-5)
+    assert about["identity"] == extractor.identity
+    assert not np.allclose(found, extractor.transform(new - new.mean(0) + train.mean(0)), atol=0.01)
+
+
+def test_the_identity_is_that_of_the_export_whatever_the_data_comes_from(tmp_path, monkeypatch):
+    """Digits from a file know nothing of their image shape; the network that was trained on them does."""
+    monkeypatch.chdir(tmp_path)
+    checkpoint = saved(DigitsDataModule(seed=0), sigma=5.0)
+    np.save("digits.npy", DigitsDataModule().load()[1].x)
+    main(["predict", "--data=ArrayDataModule", "--data.path=digits.npy", f"--ckpt_path={checkpoint}",
+          "--trainer.enable_progress_bar=false"])  # fmt: skip
+    main(["export", f"--ckpt_path={checkpoint}"])
+    about = json.loads(Path("features.json").read_text())
+    assert about["identity"] == FeatureExtractor.load("neural.safetensors").identity
+    assert about["image_shape"] == [8, 8]
+
+
+@pytest.mark.slow
+def test_two_ranks_of_the_command_write_what_one_writes(tmp_path, monkeypatch):
+    """Two gloo processes on the CPU, with a number of points that does not divide evenly; see also test_distributed."""
+    monkeypatch.chdir(tmp_path)
+    checkpoint = saved(moons(), sigma=0.3)
+    options = ["predict", "--data=HalfMoonsDataModule", "--data.num_points=201", "--data.eval_batch_size=32",
+               f"--ckpt_path={checkpoint}", "--trainer.enable_progress_bar=false", "--features.readout=nystroem",
+               "--trainer.accelerator=cpu"]  # fmt: skip
+    main([*options, "--features.path=one.npz"])
+    command = [sys.executable, "-m", "ksm_lightning.cli", *options, "--features.path=two.npz", "--trainer.devices=2",
+               "--trainer.strategy=ddp"]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.count("Features of 201 points in 6 dimensions: two.npz") == 1
+    with np.load("one.npz") as one, np.load("two.npz") as two:
+        assert sorted(one.files) == sorted(two.files) == ["extractor", "features", "labels"]
+        np.testing.assert_allclose(two["features"], one["features"], rtol=0, atol=1e-6)
+        assert np.array_equal(two["labels"], one["labels"])
+        assert str(two["extractor"]) == str(one["extractor"])
+        assert np.abs(two["features"]).sum(1).min() > 0  # no row was left out
+    assert names(tmp_path) == ["one.npz", "two.npz", "x.ckpt"]
+
+
+def test_what_cannot_be_written_gets_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = ["--data=HalfMoonsDataModule", f"--ckpt_path={saved(moons(), sigma=0.3)}"]
+    sentence = refused(capsys, "predict", *options, "--features.path=x.csv")
+    assert sentence == "Features are written as .npy or .npz, got x.csv."
+    sentence = refused(capsys, "predict", *options, "--trainer.fast_dev_run=true", "--data.eval_batch_size=100")
+    assert sentence.startswith("Only 100 of 1600 points were predicted, and no features were written: leave out")
+    assert names(tmp_path) == ["x.ckpt"]

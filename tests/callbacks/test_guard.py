@@ -1,0 +1,329 @@
+"""Divergence: noticed, named, stopped or rolled back; and runs that end by a signal, a kill or a full disk."""
+
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from test_cli import HALF_MOONS, QUICK
+from test_module import model, moons
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from ksm_lightning.callbacks import DivergenceGuard, UpdateCheckpoint
+from ksm_lightning.data import ArrayDataModule, HalfMoonsDataModule
+from ksm_lightning.data.points import Standardisation
+from ksm_lightning.learning.schedule import Phase
+from ksm_lightning.network import functional
+from ksm_lightning.runs.checkpoint import read_checkpoint
+from ksm_lightning.runs.logger import RunLogger
+
+WILD = [Phase(20, 0.01, 0.01, 0.1), Phase(100, 50.0, 5.0, 50.0)]
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def trainer(*callbacks, logger=None, **options) -> lightning.Trainer:
+    return lightning.Trainer(
+        accelerator="cpu",
+        logger=logger or RunLogger(str(Path("runs").absolute()), "x"),
+        enable_progress_bar=False,
+        max_epochs=-1,
+        num_sanity_val_steps=0,
+        callbacks=list(callbacks),
+        **options,
+    )
+
+
+def first_trouble(data, phases) -> tuple[int, str]:
+    """The update, counted from 1, at which something first is not finite, and what; by hand."""
+    module = model(phases=phases)
+    batches = torch.cat([block.x for block in data.train_dataloader()])
+    network = module.network
+    for update, x in enumerate(batches):
+        rates = module.schedule.at(update).rates()
+        step = functional.hebbian_step(network.kernel, x, network.W, network.q, network.L, network.ridge)
+        for name, value in (("similarities", step.k), ("factorisation", step.factor), ("responses", step.y)):
+            if not value.isfinite().all():
+                return update + 1, name
+        with torch.no_grad():
+            network.W -= rates.W * step.gradients.W / network.q.square()[:, None]
+            network.q -= rates.q * step.gradients.q
+            network.L += rates.L * step.gradients.L
+        for name, value in network.named_parameters():
+            if not value.isfinite().all():
+                return update + 1, name
+    raise AssertionError("nothing diverged")
+
+
+def test_the_first_bad_quantity_and_its_update_are_named():
+    update, name = first_trouble(moons(updates_per_epoch=1000), WILD)
+    assert 20 < update < 50
+    module = model(phases=WILD)
+    callbacks = [DivergenceGuard(energy_limit=1e300), UpdateCheckpoint(every_n_updates=10)]
+    with pytest.raises(
+        FloatingPointError, match=f"diverged at update {update}: .*{name}.* (failed|non-finite)"
+    ) as caught:
+        trainer(*callbacks).fit(module, datamodule=moons())
+    path = Path("runs/x/version_0/checkpoints/last.ckpt").absolute()
+    assert f"The last good checkpoint is {path}." in str(caught.value)
+    saved = read_checkpoint(path)
+    assert saved["global_step"] == update // 10 * 10
+    for parameter, value in module.state_dict().items():
+        assert value.isfinite().all()
+        assert torch.equal(value, saved["state_dict"][parameter])  # what is left is the last good one
+
+
+def test_an_energy_that_runs_away_is_seen_before_anything_is_infinite():
+    phases = [Phase(20, 0.01, 0.01, 0.1), Phase(300, 0.0, 3.0, 0.1)]  # a step of q beyond its limit: it doubles
+    module = model(phases=phases)
+    with pytest.raises(FloatingPointError, match=r"at update 2\d: the energy ran away \(to -?[\d.e+]+\)"):
+        trainer(DivergenceGuard(energy_limit=20.0)).fit(module, datamodule=moons())
+    assert all(value.isfinite().all() for value in module.state_dict().values())
+
+
+def test_rollback_halves_the_rates_until_the_run_gets_through():
+    module = model(phases=[Phase(20, 0.01, 0.01, 0.1), Phase(130, 4.0, 1.0, 3.5)])
+    guard = DivergenceGuard("rollback")
+    run = trainer(guard, UpdateCheckpoint(every_n_updates=10))
+    with pytest.warns(
+        UserWarning, match=r"diverged at update \d+: .* going on from the last good weights with 0\.\d+ times"
+    ):
+        run.fit(module, datamodule=moons())
+    assert guard.rollbacks >= 1
+    assert module.rate_factor == 0.5**guard.rollbacks
+    assert run.global_step == 150
+    saved = read_checkpoint("runs/x/version_0/checkpoints/last.ckpt")
+    assert saved["ksm_lightning"]["rate_factor"] == module.rate_factor
+    assert all(value.isfinite().all() for value in saved["state_dict"].values())
+    again = type(module).load_from_checkpoint("runs/x/version_0/checkpoints/last.ckpt")
+    assert again.rate_factor == module.rate_factor
+
+
+@pytest.mark.filterwarnings("ignore:Training diverged")
+def test_rollback_gives_up():
+    with pytest.raises(FloatingPointError, match="Training diverged at update"):
+        trainer(DivergenceGuard("rollback", max_rollbacks=2)).fit(
+            model(phases=[Phase(1000, 1e30, 1e30, 1e30)]), datamodule=moons()
+        )
+
+
+def test_another_loaders_single_batches_are_looked_at_together(monkeypatch):
+    monkeypatch.setattr("ksm_lightning.callbacks.guard.UPDATES_AT_ONCE", 50)
+    x = moons().train_points.data
+    module = model(phases=WILD)
+    guard = DivergenceGuard(energy_limit=1e300)
+    looks = []
+    look = guard._look
+    guard._look = lambda *args: (looks.append(args[0].global_step), look(*args))
+    with pytest.raises(FloatingPointError, match=r"Training diverged at update (2|3|4)\d:"):
+        trainer(guard, log_every_n_steps=5, enable_checkpointing=False).fit(
+            module, DataLoader(TensorDataset(x), batch_size=16)
+        )
+    assert looks == [50]
+
+
+def test_the_end_of_a_short_run_is_looked_at_too():
+    x = moons().train_points.data
+    wild = model(phases=[Phase(30, 50.0, 5.0, 50.0)])
+    with pytest.raises(FloatingPointError, match="Training diverged at update"):
+        trainer(DivergenceGuard(), log_every_n_steps=5, enable_checkpointing=False).fit(
+            wild, DataLoader(TensorDataset(x), batch_size=16)
+        )
+
+
+def test_a_bad_batch_of_ones_own_loader_is_named_in_the_adaptive_schedule():
+    x = moons().train_points.data.clone()
+    x[100] = torch.nan
+    module = model(phases=None, updates=60)
+    with pytest.raises(FloatingPointError, match=r"at update 7: the inputs x became non-finite\. Look for outliers"):
+        trainer(DivergenceGuard(), log_every_n_steps=5, enable_checkpointing=False).fit(
+            module, DataLoader(TensorDataset(x), batch_size=16)
+        )
+    assert not module.is_guarded
+
+
+def test_a_guard_can_serve_another_run():
+    guard = DivergenceGuard()
+    trainer(guard).fit(model(), datamodule=moons())
+    large = model(kernel="polynomial", kernel_params={"degree": 2}, phases=None, updates=20)
+    trainer(guard).fit(large, datamodule=Scaled(num_points=200, seed=3))
+    assert large.global_step == 20
+
+
+class Scaled(HalfMoonsDataModule):
+    def standardise(self, x):
+        return Standardisation(np.zeros(2), np.full(2, 0.01))
+
+
+def test_heavy_tails_are_no_divergence(tmp_path):
+    """A batch of large similarities has a large energy; its own size is the measure."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", rng.standard_t(3, (2000, 3)))
+    module = model(
+        num_neurons=10, in_features=None, kernel="polynomial", kernel_params={"degree": 3}, init="data", phases=None,
+        updates=300,
+    )  # fmt: skip
+    trainer(DivergenceGuard()).fit(module, datamodule=ArrayDataModule(str(tmp_path / "x.npy"), seed=0))
+    assert module.global_step == 300
+    assert module._is_finite()
+
+
+def test_a_stream_without_an_end_is_not_consolidated():
+    x = moons().train_points.data
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            generator = torch.Generator().manual_seed(0)
+            while True:
+                yield x[torch.randint(len(x), (16,), generator=generator)]
+
+    module = model(phases=None, updates=30)
+    with pytest.warns(UserWarning, match="has no length, so L is left as it was learned: call `consolidate`"):
+        trainer(DivergenceGuard(), log_every_n_steps=5, enable_checkpointing=False).fit(
+            module, DataLoader(Stream(), batch_size=None)
+        )
+    assert module.global_step == 30
+    module.consolidate([x])
+    y = module(x)
+    assert torch.allclose(y.mT @ y / len(x), module.network.L, atol=1e-4)
+
+
+def test_without_a_guard_the_module_itself_looks():
+    with pytest.raises(
+        FloatingPointError, match=r"at or before update 120: W, q, L, the factorisation of L.*DivergenceGuard"
+    ):
+        trainer().fit(model(phases=WILD), datamodule=moons())
+
+
+def test_a_guard_changes_no_bit():
+    modules = [model(phases=None, updates=80), model(phases=None, updates=80)]
+    for module, callbacks in zip(modules, [[], [DivergenceGuard()]], strict=True):
+        trainer(*callbacks).fit(module, datamodule=moons())
+    for name, value in modules[0].state_dict().items():
+        assert torch.equal(value, modules[1].state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_divergence": "pray"}, "must be 'stop' or 'rollback', got 'pray'"),
+        ({"energy_limit": 1.0}, "`energy_limit` above 1"),
+        ({"max_rollbacks": 0}, "`max_rollbacks` of at least 1"),
+    ],
+)
+def test_impossible_guards_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        DivergenceGuard(**options)
+
+
+# ---------------------------------------------------------------------- resuming the adaptive schedule
+
+
+@pytest.mark.parametrize("stopped_at", [3, 20, 37, 100])
+def test_the_adaptive_schedule_resumes_to_the_same_bits(stopped_at):
+    """Before the first relocation, just at one, in the middle of a block, after the last."""
+    whole, first, rest = (
+        model(num_neurons=12, phases=None, updates=150, in_features=None, init="data") for _ in range(3)
+    )
+    trainer().fit(whole, datamodule=moons())
+    trainer(UpdateCheckpoint(), max_steps=stopped_at).fit(first, datamodule=moons())
+    path = Path("runs/x/version_1/checkpoints/last.ckpt")
+    assert read_checkpoint(path)["global_step"] == stopped_at
+    trainer().fit(rest, datamodule=moons(), ckpt_path=path, weights_only=True)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, rest.state_dict()[name]), name
+    assert rest.network.ridge == whole.network.ridge
+
+
+# ---------------------------------------------------------------------- signals, kills, full disks
+
+
+def start(*options: str) -> subprocess.Popen:
+    command = [
+        sys.executable,
+        "-m",
+        "ksm_lightning.cli",
+        "fit",
+        *QUICK,
+        "--trainer.enable_progress_bar=false",
+        *options,
+    ]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not path.is_file() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert path.is_file()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_the_very_update_and_the_run_goes_on_to_the_same_bits(number, code):
+    options = ["--trainer.max_steps=3000", "--data.updates_per_epoch=300", "--kernel_error.min_updates_between=100000"]
+    process = start(*options, "--checkpoint.every_n_updates=250")
+    checkpoint = Path("runs/half_moons/version_0/checkpoints/last.ckpt")
+    wait_for(checkpoint)
+    time.sleep(0.1)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    stopped = int(re.search(r"stopped at update ([\d,]+); continue", err)[1].replace(",", ""))
+    assert read_checkpoint(checkpoint)["global_step"] == stopped
+    assert 0 < stopped < 3000
+    if number == signal.SIGINT:
+        return  # the rest is the same for both
+    for name, more in (("rest", [f"--ckpt_path={checkpoint}"]), ("whole", [])):
+        process = start(*options, f"--trainer.logger.name={name}", *more)
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    found, expected = (
+        read_checkpoint(f"runs/{name}/version_0/checkpoints/last.ckpt")["state_dict"] for name in ("rest", "whole")
+    )
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_a_full_disk_is_said_clearly_and_keeps_the_old_checkpoint():
+    """A limit on the size of files stands for it: the checkpoint of more neurons does not fit any more."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    command = [
+        sys.executable,
+        "-m",
+        "ksm_lightning.cli",
+        "fit",
+        "--config",
+        HALF_MOONS,
+        "--model.num_neurons=200",
+    ]
+    command += ["--trainer.max_steps=20", "--checkpoint.every_n_updates=10", "--trainer.enable_progress_bar=false"]
+    result = subprocess.run(
+        [*command, "--figures.every_n_updates=0"],
+        capture_output=True,
+        text=True,
+        preexec_fn=limit,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 2
+    sentence = result.stderr.strip().splitlines()[-1]
+    assert re.match(
+        r"ksm: error: The checkpoint .*last\.ckpt could not be written \(.*File too large.*\); there is none yet",
+        sentence,
+    )
+    assert not list(Path("runs").rglob("*.draft"))
+    assert not list(Path("runs").rglob("*.ckpt"))

@@ -1,0 +1,186 @@
+"""The linear probe and KMeans against scikit-learn and problems with known answers."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.cluster import KMeans
+from sklearn.linear_model import LogisticRegression
+
+from ksm_lightning.evaluation.clustering import kmeans, matched_accuracy
+from ksm_lightning.evaluation.linear_probe import PENALTIES, draw_labelled, fit_softmax, linear_probe
+
+
+def problem(seeds=2, samples=400, features=30, classes=5, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    spread = torch.logspace(0.5, -1.5, features)
+    x = 3 + torch.randn(seeds, samples, features, generator=g) * spread
+    truth = torch.randn(features, classes, generator=g)
+    noise = torch.randn(seeds, samples, classes, generator=g)
+    return x, ((x - 3) @ truth + noise).argmax(-1)
+
+
+def loss(W, b, x, labels, penalty):
+    logits = x.double() @ W.double() + b.double()
+    squares = W.double().square().sum() + b.double().square().sum()
+    return (torch.nn.functional.cross_entropy(logits, labels) + penalty / 2 * squares).item()
+
+
+def scikit_learn(x, labels, penalty, tolerance=1e-10):
+    """The minimiser by Newton's method, the bias a weight like the others."""
+    model = LogisticRegression(
+        C=1 / (penalty * len(x)), solver="newton-cholesky", tol=tolerance, fit_intercept=False, max_iter=1000
+    )
+    model.fit(torch.cat([x, torch.ones(len(x), 1)], dim=1).double().numpy(), labels.numpy())
+    weights = torch.tensor(model.coef_.T)
+    return weights[:-1], weights[-1]
+
+
+@pytest.mark.parametrize("samples", [400, 20])
+def test_every_problem_of_the_grid_reaches_the_minimum_of_scikit_learn(samples):
+    x, labels = problem(samples=samples)
+    found = fit_softmax(x, labels, PENALTIES, 5, tolerance=1e-8)
+    for s in range(2):
+        for index, penalty in enumerate(PENALTIES):
+            if len(labels[s].unique()) < 5:
+                continue
+            least = loss(*scikit_learn(x[s], labels[s], penalty), x[s], labels[s], penalty)
+            mine = loss(found.W[s, index], found.b[s, index], x[s], labels[s], penalty)
+            # Where the classes can be separated, the loss itself is small and float32 ends the descent.
+            assert mine <= least * (1 + 1e-4) + 5e-6
+
+
+def test_double_precision_reaches_the_minimiser_itself():
+    x, labels = problem(seeds=1)
+    found = fit_softmax(x.double(), labels, [0.01], 5, tolerance=1e-14)
+    W, b = scikit_learn(x[0], labels[0], 0.01, 1e-12)
+    np.testing.assert_allclose(found.W[0, 0].numpy(), W.numpy(), atol=1e-5)
+    np.testing.assert_allclose(found.b[0, 0].numpy(), b.numpy(), atol=1e-5)
+
+
+def test_seeds_and_penalties_do_not_influence_each_other():
+    x, labels = problem(seeds=3)
+    together = fit_softmax(x, labels, [1e-3, 1e-1], 5)
+    alone = fit_softmax(x[1:2], labels[1:2], [1e-1], 5)
+    torch.testing.assert_close(together.W[1, 1], alone.W[0, 0], rtol=1e-2, atol=1e-3)
+
+
+def test_a_rotation_and_an_empty_feature_change_nothing():
+    x, labels = problem(seeds=1)
+    plain = fit_softmax(x, labels, [1e-2], 5, tolerance=1e-8)
+    rotation = torch.linalg.qr(torch.randn(31, 31, generator=torch.Generator().manual_seed(0)))[0]
+    turned = torch.cat([x, torch.zeros(1, 400, 1)], dim=2) @ rotation
+    found = fit_softmax(turned, labels, [1e-2], 5, tolerance=1e-8)
+    expected = torch.cat([plain.W[0, 0], torch.zeros(1, 5)])
+    torch.testing.assert_close(rotation @ found.W[0, 0], expected, rtol=1e-2, atol=2e-3)
+    torch.testing.assert_close(found.b, plain.b, rtol=1e-2, atol=2e-3)
+
+
+def test_one_label_a_class_is_enough_for_separate_classes():
+    """A free bias would fit the few labels without looking at the features."""
+    g = torch.Generator().manual_seed(0)
+    centres = 3 * torch.randn(5, 40, generator=g)
+    labels = torch.arange(500) % 5
+    x = centres[labels] * torch.rand(500, 1, generator=g).add(0.5) + torch.randn(500, 40, generator=g)
+    found = linear_probe((x, labels), (x, labels), (x, labels), per_class=1)
+    assert found.accuracy > 0.95
+
+
+def test_it_works_under_inference_mode_and_leaves_the_random_stream_alone():
+    x, labels = problem(seeds=1)
+    before = torch.get_rng_state()
+    with torch.inference_mode():
+        found = linear_probe((x[0], labels[0]), (x[0], labels[0]), (x[0], labels[0]), per_class=10)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert 0.4 < found.accuracy <= 1
+
+
+def test_four_points_placed_by_hand():
+    x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [5.0, 0.0], [5.0, 1.0]])
+    labels = torch.tensor([3, 3, 9, 9])  # labels need not count from 0
+    far = (torch.tensor([[-1.0, 0.5], [6.0, 0.5]]), torch.tensor([3, 9]))
+    found = linear_probe((x, labels), far, (far[0], torch.tensor([3, 3])), per_class=2, seeds=[0])
+    assert found.validation_accuracy == 1
+    assert found.train_accuracy == 1
+    assert found.accuracy == 0.5
+
+
+def test_the_papers_selection_reports_the_set_that_it_selects_on():
+    x, labels = problem(seeds=2)
+    train, validation, test = (x[0], labels[0]), (x[1][:200], labels[1][:200]), (x[1][200:], labels[1][200:])
+    paper = linear_probe(train, validation, selection="paper", per_class=20)
+    honest = linear_probe(train, validation, test, per_class=20)
+    assert paper.accuracy == paper.validation_accuracy == honest.validation_accuracy
+    assert paper.penalty == honest.penalty
+    assert honest.accuracy != honest.validation_accuracy
+
+
+def test_features_are_made_of_the_samples_that_need_them():
+    x, labels = problem(seeds=1)
+    seen = []
+
+    def encode(part):
+        seen.append(len(part))
+        return part * 2
+
+    linear_probe((x[0], labels[0]), (x[0][:50], labels[0][:50]), (x[0][:60], labels[0][:60]), per_class=4, seeds=[0, 1],
+                 encode=encode)  # fmt: skip
+    assert sorted(seen) == [40, 50, 60]
+
+
+def test_draws_are_balanced_different_and_repeatable():
+    labels = torch.randint(0, 4, (1000,))
+    first = draw_labelled(labels, 7, seed=1)
+    assert torch.bincount(labels[first]).tolist() == [7, 7, 7, 7]
+    assert len(first.unique()) == 28
+    assert torch.equal(first, draw_labelled(labels, 7, seed=1))
+    assert not torch.equal(first, draw_labelled(labels, 7, seed=2))
+    assert len(draw_labelled(labels, 0, seed=1)) == 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"selection": "luck"}, "`selection` must be"),
+        ({"test": None}, "needs test samples"),
+        ({"per_class": 1000}, r"has \d+ labelled samples, but 1000 were asked for"),
+    ],
+)
+def test_impossible_probes_are_refused(options, message):
+    x, labels = problem(seeds=1)
+    part = (x[0], labels[0])
+    with pytest.raises(ValueError, match=message):
+        linear_probe(part, part, options.pop("test", part), **options)
+
+
+# ---------------------------------------------------------------------- KMeans
+
+
+def test_kmeans_finds_the_energy_of_scikit_learn():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 4, generator=g) + 4 * torch.randn(6, 4, generator=g)[torch.arange(300) % 6]
+    ours = kmeans(x, 6, starts=50)
+    reference = KMeans(6, n_init=50, random_state=0).fit(x.numpy())
+    assert ours.energy == pytest.approx(reference.inertia_, rel=1e-3)
+    assert matched_accuracy(ours.assignment, torch.tensor(reference.labels_).long()) > 0.99
+
+
+def test_kmeans_of_separate_clusters_is_exact_far_from_the_origin():
+    centres = 1000 + torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+    labels = torch.arange(90) % 3
+    x = centres[labels] + 0.1 * torch.randn(90, 2)
+    found = kmeans(x, 3, starts=20)
+    assert matched_accuracy(found.assignment, labels) == 1
+    expected = torch.stack([x[labels == i].mean(0) for i in range(3)])
+    assert torch.cdist(found.centres, expected).min(1).values.max() < 1e-2
+
+
+def test_as_many_clusters_as_samples_have_no_energy():
+    x = torch.randn(5, 2)
+    assert kmeans(x, 5).energy == pytest.approx(0, abs=1e-5)
+    with pytest.raises(ValueError, match="between 1 and 5 clusters"):
+        kmeans(x, 6)
+
+
+def test_matching_takes_the_best_assignment_of_clusters_to_labels():
+    assert matched_accuracy(torch.tensor([2, 2, 0, 0, 1]), torch.tensor([0, 0, 1, 1, 2])) == 1.0
+    assert matched_accuracy(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 1, 2])) == 0.5

@@ -1,0 +1,126 @@
+"""The inner solution against brute force, and the minimiser against autograd and known solutions."""
+
+import pytest
+import torch
+from conftest import KERNELS
+from torch.testing import assert_close
+
+import references
+from ksm_lightning.evaluation.kernel_error import kernel_nrmse
+from ksm_lightning.kernels import GaussianKernel, LinearKernel, make_kernel
+from ksm_lightning.learning.exact import (
+    lateral_eigenvalues,
+    minimise_bound,
+    optimal_scale,
+    similarity_moment,
+    solve_inner,
+)
+from ksm_lightning.network import functional
+
+RIDGE = 1e-3
+
+
+def state(rng, n=5, m=3, samples=40, kernel=None):
+    kernel = kernel or GaussianKernel(1.0)
+    x = torch.randn(samples, m, generator=rng, dtype=torch.float64)
+    W = torch.randn(n, m, generator=rng, dtype=torch.float64)
+    q = 0.5 + torch.rand(n, generator=rng, dtype=torch.float64)
+    return kernel, x, W, q
+
+
+def reduced_energy(kernel, x, W, q, L, ridge=RIDGE) -> torch.Tensor:
+    """The energy with the responses at their minimum, for autograd."""
+    k = kernel.gram(x, W)
+    shifted = L + ridge * torch.eye(len(q), dtype=torch.float64)
+    y = torch.linalg.solve(shifted, (q * k).mT).mT
+    return references.differentiable_energy(kernel, x, y, W, q, L, ridge)
+
+
+def exact(kernel, x, W, q, ridge=RIDGE):
+    total, count = similarity_moment(kernel, x.split(7), W)
+    assert count == len(x)
+    return solve_inner(q[:, None] * total * q / count, kernel.diag(W), q, ridge)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3, 10.0])
+def test_eigenvalues_solve_the_cubic(ridge):
+    beta = torch.tensor([0.0, 1e-18, 1e-9, 1e-3, 1.0, 1e9], dtype=torch.float64)
+    found = lateral_eigenvalues(beta, ridge)
+    assert_close(found * (found + ridge) ** 2, beta, rtol=1e-12, atol=0.0)
+    assert lateral_eigenvalues(torch.tensor([-1e-20], dtype=torch.float64), ridge).item() == 0
+
+
+def test_without_a_ridge_it_is_the_cube_root():
+    assert_close(lateral_eigenvalues(torch.tensor([8.0, 27.0]).double(), 0.0), torch.tensor([2.0, 3.0]).double())
+
+
+def test_the_closed_form_is_the_maximum_over_L(rng):
+    kernel, x, W, q = state(rng)
+    found = exact(kernel, x, W, q)
+    L = found.L.clone().requires_grad_()
+    energy = reduced_energy(kernel, x, W, q, L)
+    assert found.bound.item() == pytest.approx(energy.item(), rel=1e-12)
+    (slope,) = torch.autograd.grad(energy, L)
+    assert slope.abs().max() < 1e-12
+    # Concave: every other positive L gives less, whatever the direction and however far.
+    for size in (1e-3, 0.1, 10.0):
+        for _ in range(10):
+            root = torch.randn(5, 5, generator=rng, dtype=torch.float64)
+            other = found.L + size * root @ root.mT * found.L.diagonal().mean()
+            assert reduced_energy(kernel, x, W, q, other) < energy
+
+
+@pytest.mark.parametrize("spec", KERNELS, ids=str)
+def test_gradients_of_the_bound_are_the_local_rules_at_the_exact_L(rng, spec):
+    kernel = make_kernel(spec[0], **spec[1])
+    _, x, W, q = state(rng, n=3, kernel=kernel)
+    W, q = W.requires_grad_(), q.requires_grad_()
+    k = kernel.gram(x, W)
+    b = q * k
+    beta = torch.linalg.eigvalsh(b.mT @ b / len(x))
+    root = lateral_eigenvalues(beta.detach(), RIDGE)
+    # d(bound)/d(beta) = -1 / (2 (l + ridge)), by the envelope theorem.
+    norms = (W * W).sum(1) ** kernel.order if hasattr(kernel, "order") else kernel.diag(W)
+    surrogate = 0.5 * (q * q * norms).sum() - (beta / (2 * (root + RIDGE))).sum()
+    by_autograd = torch.autograd.grad(surrogate, [W, q], allow_unused=True)
+    L = exact(kernel, x, W.detach(), q.detach()).L
+    found = functional.hebbian_step(kernel, x, W.detach(), q.detach(), L, RIDGE).gradients
+    assert_close(found.W, by_autograd[0], rtol=1e-8, atol=1e-9)
+    assert_close(found.q, by_autograd[1], rtol=1e-8, atol=1e-9)
+
+
+def test_the_optimal_scale_is_the_best_common_gain(rng):
+    kernel, x, W, _ = state(rng)
+    total, count = similarity_moment(kernel, [x], W)
+    c = optimal_scale(total / count, kernel.diag(W))
+
+    def bound(gain):
+        return exact(kernel, x, W, gain * torch.ones(5, dtype=torch.float64), ridge=1e-12).bound.item()
+
+    best = bound(c)
+    assert best < bound(0.99 * c)
+    assert best < bound(1.01 * c)
+    assert best == pytest.approx(min(bound(c * f) for f in (0.5, 0.9, 0.999, 1.0, 1.001, 1.1, 2.0)))
+
+
+def test_the_linear_minimum_is_principal_subspace(rng):
+    """Similarity matching with n = 2: Y Y^T is the best rank-2 approximation, and the error that of PCA."""
+    scales = torch.tensor([3.0, 2.0, 0.5, 0.2], dtype=torch.float64)
+    x = torch.randn(60, 4, generator=rng, dtype=torch.float64) * scales
+    found = minimise_bound(LinearKernel(), x, 2, 1e-9, generator=rng)
+    values = torch.linalg.svdvals(x)
+    pca = (values[2:] ** 4).sum().sqrt() / (values**4).sum().sqrt()
+    assert kernel_nrmse(LinearKernel(), x, found.responses(LinearKernel(), x, 1e-9)).item() == pytest.approx(
+        pca.item(), rel=1e-3
+    )
+
+
+def test_the_minimum_is_one_and_more_starts_are_no_worse(rng):
+    x = torch.randn(80, 2, generator=rng, dtype=torch.float64)
+    kernel = GaussianKernel(0.7)
+    found = minimise_bound(kernel, x, 4, RIDGE, starts=3, generator=torch.Generator().manual_seed(0))
+    alone = minimise_bound(kernel, x, 4, RIDGE, starts=1, generator=torch.Generator().manual_seed(0))
+    assert found.bound <= alone.bound
+    gradients = functional.hebbian_step(kernel, x, found.W, found.q, found.L, RIDGE).gradients
+    assert max(gradients.W.abs().max(), gradients.q.abs().max(), gradients.L.abs().max()) < 1e-6
+    assert found.bound == pytest.approx(exact(kernel, x, found.W, found.q).bound.item(), rel=1e-12)

@@ -1,0 +1,90 @@
+"""Phases by update count."""
+
+import pytest
+
+from ksm_lightning.learning.schedule import AdaptiveSchedule, Phase, PhaseSchedule, Rates, make_schedule
+
+
+def test_a_phase_begins_where_the_one_before_ends():
+    schedule = PhaseSchedule([Phase(3, eta_w=0.3), Phase(2, eta_w=0.2), Phase(1, eta_w=0.1)])
+    assert [schedule.at(update).eta_w for update in range(8)] == [0.3, 0.3, 0.3, 0.2, 0.2, 0.1, 0.1, 0.1]
+    assert schedule.total_updates == 6
+
+
+def test_the_papers_schedule_for_half_moons():
+    schedule = make_schedule("paper_half_moons", None)
+    assert schedule.total_updates == 20_000
+    assert schedule.rates(9_999, 16, 64) == Rates(W=0.01, q=0.01, L=0.1)
+    assert schedule.rates(10_000, 999, 1) == Rates(W=0.001, q=0.001, L=0.01)
+    assert not schedule.is_natural
+    assert not any(schedule.relocates_before(update) for update in range(20_000))
+
+
+def test_the_papers_schedule_for_mnist():
+    schedule = make_schedule("paper_mnist", None)
+    assert schedule.total_updates == 16_000
+    assert schedule.kernel_params(999) == {"alpha": 1}
+    assert schedule.kernel_params(1_000) == {}
+    assert [schedule.rates(update, 800, 64) for update in (999, 1_000, 10_999, 11_000)] == [
+        Rates(0.01, 0.0, 0.1), Rates(0.001, 0.0, 0.01), Rates(0.001, 0.0, 0.01), Rates(0.0001, 0.0, 0.001),
+    ]  # fmt: skip
+
+
+def test_adaptive_steps_hold_and_then_fall():
+    schedule = make_schedule(None, 1000)
+    steps = [schedule.rates(update, 16, 64).L for update in (0, 300, 650, 1000, 2000)]
+    assert steps == pytest.approx([0.1, 0.1, 0.1 * (0.02 + 0.98 / 2), 0.002, 0.002])
+    assert schedule.rates(0, 16, 64).W == schedule.rates(0, 16, 64).q == pytest.approx(0.1 / 3)
+
+
+def test_the_step_of_L_is_tied_to_the_rank_of_a_batch():
+    schedule = AdaptiveSchedule(1000)
+    assert pytest.approx(0.25 * 64 / (800 + 64 / 3)) == schedule.rates(0, 800, 64).L
+    assert schedule.rates(0, 800, 4000).L == 0.1  # a larger one swings where eigenvalues differ much
+    assert schedule.rates(0, 800, 64).W < schedule.rates(0, 800, 64).L
+
+
+def test_landmarks_move_in_the_first_half_only():
+    schedule = AdaptiveSchedule(1000)
+    assert [u for u in range(1000) if schedule.relocates_before(u)] == [20, 50, 100, 200, 300, 400, 500]
+    assert [u for u in range(10) if AdaptiveSchedule(10).relocates_before(u)] == [1, 2, 3, 4, 5]
+    assert [u for u in range(3) if AdaptiveSchedule(3).relocates_before(u)] == [1, 2]
+
+
+def test_primitives_make_the_same_schedule_again():
+    schedule = PhaseSchedule([Phase(3, kernel_params={"alpha": 1}), Phase(2)])
+    assert PhaseSchedule(schedule.as_primitives()).phases == schedule.phases
+    assert schedule.as_primitives()[0] == {
+        "updates": 3,
+        "eta_w": 0.01,
+        "eta_q": 0.01,
+        "eta_l": 0.1,
+        "kernel_params": {"alpha": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Phase(0), "at least 1 update"),
+        (lambda: Phase(1, eta_w=-0.1), "`eta_w` must be finite and not negative, got -0.1"),
+        (lambda: Phase(1, eta_q=float("nan")), "`eta_q` must be finite"),
+        (lambda: Phase(1, eta_l=float("inf")), "`eta_l` must be finite"),
+        (lambda: AdaptiveSchedule(0), "at least 1 update"),
+        (lambda: make_schedule([Phase(1)], 5), "give one of both"),
+        (lambda: make_schedule("papers", None), "There is no schedule 'papers'.*paper_half_moons, paper_mnist"),
+        (lambda: PhaseSchedule([]), "at least one phase"),
+        (lambda: PhaseSchedule([{"updates": 1, "eta_x": 1}]), "Not a phase of the schedule"),
+    ],
+)
+def test_impossible_phases_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_schedule_settles_after_the_kernel_changes_and_only_then():
+    phases = [Phase(100, kernel_params={"alpha": 1}), Phase(200), Phase(200, eta_w=0.001)]
+    schedule = PhaseSchedule(phases)
+    settling = [update for update in range(500) if schedule.is_settling(update)]
+    assert settling == list(range(100, 150))
+    assert not any(AdaptiveSchedule(500).is_settling(update) for update in range(500))

@@ -1,0 +1,378 @@
+"""Learning from a stream: the reservoir by its statistics, the stream by its restarts, rates and limit cases."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch.testing import assert_close
+
+from ksm_lightning.kernels import GaussianKernel, LinearKernel, make_kernel
+from ksm_lightning.learning import train as learning
+from ksm_lightning.learning.exact import similarity_moment, solve_inner
+from ksm_lightning.learning.rules import rates_at
+from ksm_lightning.learning.schedule import AdaptiveSchedule
+from ksm_lightning.learning.stream import Reservoir, Stream, train_on_few
+from ksm_lightning.network.readout import read_out
+
+
+def numbered(first, last) -> torch.Tensor:
+    return torch.arange(first, last, dtype=torch.float64)[:, None]
+
+
+# ---------------------------------------------------------------------- the reservoir
+
+
+def test_all_rows_are_kept_in_order_until_it_is_full():
+    reservoir = Reservoir(5)
+    for first, last in ((0, 2), (2, 3), (3, 5)):
+        reservoir.add(numbered(first, last))
+        assert reservoir.rows[:, 0].tolist() == list(range(last))
+        assert reservoir.seen == last
+
+
+@pytest.mark.parametrize("batch", [7, 50])
+def test_every_row_is_kept_with_the_same_probability(batch):
+    """Ten of 50 rows, 2,000 times: each is kept 400 times, give or take a binomial's deviation of 18."""
+    counts = np.zeros(50)
+    for seed in range(2000):
+        reservoir = Reservoir(10, seed)
+        for first in range(0, 50, batch):
+            reservoir.add(numbered(first, min(first + batch, 50)))
+        kept = reservoir.rows[:, 0].numpy().astype(int)
+        assert len(np.unique(kept)) == 10  # without repetition
+        counts[kept] += 1
+    deviation = np.sqrt(2000 * 0.2 * 0.8)
+    # The sum of 50 squares is 40 on average here (10 of 50 are drawn without repetition), with a deviation of about 9.
+    assert ((counts - 400) ** 2).sum() / deviation**2 < 90
+    assert np.abs(counts - 400).max() < 4.5 * deviation
+
+
+def test_places_are_drawn_independently_of_the_batches():
+    """The same seed keeps the same rows however they come."""
+    kept = []
+    for batch in (1, 3, 100):
+        reservoir = Reservoir(10, seed=4)
+        for part in torch.split(numbered(0, 100), batch):
+            reservoir.add(part)
+        kept.append(reservoir.rows.clone())
+    assert torch.equal(kept[0], kept[1])
+    assert torch.equal(kept[0], kept[2])
+
+
+def test_it_never_grows_beyond_its_capacity_and_owns_its_rows():
+    x = numbered(0, 30)
+    reservoir = Reservoir(8)
+    reservoir.add(x[:8])
+    reservoir.add(x[8:])
+    assert len(reservoir.rows) == 8
+    assert torch.equal(x, numbered(0, 30))  # what was given is not written to
+    x.zero_()
+    assert reservoir.rows.sum() > 0
+    assert reservoir.seen == 30
+
+
+def test_a_seed_of_any_size_is_one():
+    reservoirs = [Reservoir(3, seed) for seed in (5, 5 + 2**32)]
+    for reservoir in reservoirs:
+        reservoir.add(numbered(0, 40))
+    assert torch.equal(reservoirs[0].rows, reservoirs[1].rows)
+
+
+# ---------------------------------------------------------------------- the stream
+
+
+def points(count, seed=0, features=2) -> torch.Tensor:
+    return torch.tensor(np.random.RandomState(seed).randn(count, features))
+
+
+def test_it_begins_anew_at_doublings_and_is_looked_after_in_between(monkeypatch):
+    begun, looked_after = [], []
+    begin, look_after = Stream._begin, Stream._look_after
+
+    def spy_begin(self, like):
+        begun.append(self.seen)
+        begin(self, like)
+
+    def spy_look_after(self):
+        looked_after.append(self.seen)
+        look_after(self)
+
+    monkeypatch.setattr(Stream, "_begin", spy_begin)
+    monkeypatch.setattr(Stream, "_look_after", spy_look_after)
+    stream = Stream(GaussianKernel(), 3)
+    for row in torch.split(points(4200), 1)[:600]:
+        stream.learn(row)
+    assert begun == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    # The powers of 1.2, rounded up, but for those at which it begins anew.
+    stages = sorted({math.ceil(1.2**k) for k in range(1, 36)} - set(begun))
+    assert stages[:8] == [3, 5, 6, 7, 9, 11, 13, 19]
+    assert looked_after == stages
+    looked_after.clear()
+    stream.learn(points(3600))
+    assert begun[-1] == 512  # 1,024 samples are more than the reservoir holds
+    assert len(looked_after) == 10  # 1.2^36 is 709, 1.2^45 is 3,657, and 1.2^46 is 4,388
+    assert stream.seen == 4200
+
+
+def test_a_restart_knows_every_sample_so_far():
+    """As many neurons as samples: each has a landmark beside it, where the bound has its minimum."""
+    x = points(16)
+    stream = Stream(GaussianKernel(0.3), 16)
+    for row in torch.split(x, 1):
+        stream.learn(row)
+    distance = torch.cdist(x, stream.network.W.detach())
+    assert distance.min(1).values.max() < 0.1
+    assert sorted(distance.argmin(1).tolist()) == list(range(16))
+    y = read_out(stream.network, "nystroem", x)
+    assert (y @ y.mT - GaussianKernel(0.3)(x, x)).norm() < 0.01 * GaussianKernel(0.3)(x, x).norm()
+
+
+def test_with_fewer_samples_than_neurons_the_others_are_silent():
+    """One more sample, far away, is answered by next to nothing, and not by what rounding says."""
+    for kernel, n in ((GaussianKernel(), 6), (LinearKernel(), 2)):
+        stream = Stream(kernel, n)
+        x = torch.tensor([[1.0, 0.0]]).double()
+        stream.learn(x)
+        y = stream.settled()(torch.cat([x, torch.tensor([[0.0, 9.0]]).double()]))
+        assert (y.abs() > 1e-6).sum(1).tolist() == [1, 0]
+        assert float(y[0].square().sum()) == pytest.approx(1, abs=0.02)
+
+
+def test_what_has_gone_from_the_stream_is_not_forgotten():
+    """Two places, one after the other: the first is still known when the second has come. A stream whose L followed
+    the samples alone had an error of 38 then; with half the neurons for each place 0.2 is possible."""
+    first, second = points(1500, seed=1), points(1500, seed=2) + 20
+    stream = Stream(GaussianKernel(), 24)
+    for x in (first, second):
+        for row in torch.split(x, 1):
+            stream.learn(row)
+    for x in (first[:300], second[:300]):
+        F, y = stream.kernel(x, x), stream.settled()(x)
+        assert (F - y @ y.mT).norm() < 0.4 * F.norm()
+
+
+def test_between_restarts_every_batch_is_one_update():
+    stream = Stream(GaussianKernel(), 3, batch_size=10)
+    stream.learn(points(10))
+    assert (stream.seen, stream.updates) == (10, 0)
+    before = {name: value.clone() for name, value in stream.network.state_dict().items()}
+    network = stream.network
+    stream.learn(points(5, seed=1))
+    assert (stream.seen, stream.updates) == (15, 1)
+    assert stream.network is network
+    assert all(not torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    stream.learn(points(25, seed=2))  # 25, 35 and 40: the first and the second cross a power of 2
+    assert (stream.seen, stream.updates) == (40, 2)
+
+
+def test_steps_fall_with_the_samples_seen():
+    """W and q with three quarters of a power, L with a whole one; four samples a neuron count as nothing."""
+    stream = Stream(GaussianKernel(), 5)
+    whole = rates_at(AdaptiveSchedule(), stream.kernel, 0, 5, 1)
+    assert stream.rates(1) == whole
+    for seen, age in ((20, 2), (60, 4), (20 * (10**4 - 1), 10**4)):
+        stream.seen = seen
+        found = stream.rates(1)
+        expected = (whole.W * age**-0.75, whole.q * age**-0.75, whole.L / age)
+        assert tuple(found) == pytest.approx(expected, rel=1e-12)
+    assert stream.rates(64).L > stream.rates(1).L  # a batch knows more than a sample
+
+
+def test_one_neuron_learns_the_direction_of_a_line():
+    """A linear kernel in one dimension: y = c x, and the best c is 1."""
+    stream = Stream(LinearKernel(), 1)
+    for row in torch.split(points(400, features=1), 1):
+        stream.learn(row)
+    x = torch.tensor([[1.0], [2.0]]).double()
+    y = read_out(stream.network, "nystroem", x)
+    assert_close(y @ y.mT, x @ x.mT)
+    y = stream.network(x)
+    assert float(y[0, 0] ** 2) == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.parametrize("kernel", [GaussianKernel(), LinearKernel()])
+@pytest.mark.parametrize("batch", [1, 64])
+def test_identical_samples_are_learned_and_nothing_explodes(kernel, batch):
+    x = torch.tensor([[1.0, 2.0, 2.0]]).double()
+    stream = Stream(kernel, 4)
+    for _ in range(200):
+        stream.learn(x.expand(batch, 3))
+    assert all(value.isfinite().all() for value in stream.network.parameters())
+    y = read_out(stream.network, "nystroem", x)
+    assert float(y @ y.mT) == pytest.approx(float(kernel(x, x)), rel=1e-3)
+    assert torch.unique(stream.reservoir.rows, dim=0).shape == (1, 3)
+
+
+def test_a_zero_is_a_sample_too():
+    stream = Stream(LinearKernel(), 3)
+    stream.learn(torch.zeros(1, 2).double())
+    stream.learn(points(40))
+    assert all(value.isfinite().all() for value in stream.network.parameters())
+
+
+def test_a_stream_after_training_starts_with_small_steps():
+    x = points(300)
+    network = learning.train(GaussianKernel(), x, 6, AdaptiveSchedule(100), batch_size=32)
+    stream = Stream.after(network, x, 100, batch_size=32)
+    assert torch.equal(stream.network.W, network.W)
+    assert (stream.seen, stream.updates, stream.reservoir.seen) == (300, 100, 300)
+    assert torch.equal(stream.reservoir.rows, x)
+    assert stream.rates(32).L < 0.2 * Stream(GaussianKernel(), 6).rates(32).L
+    weights = {name: value.clone() for name, value in network.state_dict().items()}
+    stream.learn(points(10, seed=3))  # it goes on and does not begin anew
+    assert 0 < (stream.network.W - network.W).norm(dim=1).max() < 0.2
+    for name, value in network.state_dict().items():  # what was given is not written to
+        assert torch.equal(value, weights[name])
+
+
+def test_a_network_that_was_trained_on_few_samples_begins_anew_with_more(monkeypatch):
+    """Its silent neurons are needed now; four samples a neuron are enough to go on from."""
+    begun, begin = [], Stream._begin
+
+    def spy(self, like):
+        begun.append(self.seen)
+        begin(self, like)
+
+    monkeypatch.setattr(Stream, "_begin", spy)
+    x = points(200)
+    stream = Stream.after(train_on_few(GaussianKernel(), x[:5], 10, 50), x[:5], 50)
+    for row in torch.split(x[5:], 1):
+        stream.learn(row)
+    assert begun == [8, 16, 32]
+    assert (stream.network.q.abs() > 0.01).all()
+
+
+def test_a_large_sample_is_thinned_to_the_capacity():
+    x = points(1500)
+    network = learning.train(GaussianKernel(), x, 4, AdaptiveSchedule(5))
+    stream = Stream.after(network, x, 5)
+    assert len(stream.reservoir.rows) == stream.reservoir.capacity == 1000
+    assert (stream.seen, stream.reservoir.seen) == (1500, 1500)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
+@pytest.mark.parametrize("n", [5, 16])
+def test_a_copy_goes_on_to_the_same_bits(again, n):
+    """With 16 neurons and one sample at a time the inverse is tracked, and a part of what is copied."""
+    x = points(150)
+    stream = Stream(GaussianKernel(), n, seed=2)
+    for row in torch.split(x[:100], 1):
+        stream.learn(row)
+    assert bool(stream._updater.state_dict()) == (n == 16)
+    copied = again(stream)
+    for either in (stream, copied):
+        for row in torch.split(x[100:], 1):
+            either.learn(row)
+    for name, value in stream.network.state_dict().items():
+        assert torch.equal(copied.network.state_dict()[name], value), name
+    assert torch.equal(copied.reservoir.rows, stream.reservoir.rows)
+
+
+def test_the_seed_decides():
+    def landmarks(seed):
+        stream = Stream(GaussianKernel(), 4, seed=seed)
+        stream.learn(points(100))
+        return stream.network.W.detach()
+
+    torch.manual_seed(8)
+    first = landmarks(1)
+    torch.manual_seed(9)
+    assert torch.equal(landmarks(1), first)
+    assert not torch.allclose(landmarks(2), first, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_network_has_the_dtype_of_the_samples(dtype):
+    stream = Stream(GaussianKernel(), 4)
+    stream.learn(points(100).to(dtype))
+    assert {value.dtype for value in stream.network.parameters()} == {dtype}
+
+
+def test_without_a_sample_there_is_no_network():
+    with pytest.raises(ValueError, match="Nothing was seen yet: call `learn` with samples first"):
+        _ = Stream(GaussianKernel(), 4).network
+
+
+# ---------------------------------------------------------------------- what has been learned
+
+
+def digits() -> torch.Tensor:
+    return torch.tensor(load_digits().data / 16)[torch.randperm(1797, generator=torch.Generator().manual_seed(0))]
+
+
+def error(network, x) -> float:
+    F, y = network.kernel(x, x), network(x)
+    return float((F - y @ y.mT).norm() / F.norm())
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize(
+    ("kernel", "bound"),
+    [
+        (GaussianKernel(3.0), 0.05),
+        (LinearKernel(), 0.04),
+        (make_kernel("arc_cosine", order=1), 0.12),
+        (make_kernel("power_cosine", alpha=3), 0.1),
+    ],
+    ids=["gaussian", "linear", "arc-cosine", "power-cosine"],
+)
+def test_going_on_with_the_same_data_keeps_what_was_learned(kernel, bound, batch):
+    """Wide kernels, whose exact L has tiny eigenvalues: a stream that went on with it had errors above 1 within three
+    updates. The trained network has 0.027, 0.020, 0.028 and 0.058."""
+    x = digits()
+    network = learning.train(kernel, x[:1400], 32, AdaptiveSchedule(1000))
+    stream = Stream.after(network, x[:1400], 1000)
+    for part in torch.split(x[:700], batch):
+        stream.learn(part)
+    assert error(network, x) < bound
+    assert error(stream.settled(), x) < bound
+
+
+def test_a_stream_in_batches_is_good_after_every_batch():
+    x = digits()
+    stream, errors = Stream(GaussianKernel(3.0), 32), []
+    for part in torch.split(x[:1400], 64):
+        stream.learn(part)
+        errors.append(error(stream.settled(), x))
+    assert max(errors[3:]) < 0.05
+
+
+@pytest.mark.parametrize("name", ["linear", "power_cosine", "arc_cosine", "polynomial"])
+def test_a_stream_that_begins_with_nothing_wakes_up(name):
+    kernel, x = make_kernel(name), digits()
+    stream = Stream(kernel, 12)
+    stream.learn(torch.zeros(1100, 64).double())  # more than are remembered
+    assert not stream.network.W.any()
+    for part in torch.split(x, 64):
+        stream.learn(part)
+    assert error(stream.settled(), x) < 0.5
+
+
+def test_what_has_been_learned_is_told_without_changing_it():
+    stream = Stream(GaussianKernel(), 8)
+    stream.learn(points(300))
+    before = {name: value.clone() for name, value in stream.network.state_dict().items()}
+    settled = stream.settled()
+    for name, value in stream.network.state_dict().items():
+        assert torch.equal(value, before[name])
+    total, count = similarity_moment(settled.kernel, [points(300)], settled.W)
+    B = settled.q[:, None] * (total / count) * settled.q
+    exact = solve_inner(B, settled.kernel.diag(settled.W), settled.q, settled.ridge).L
+    assert_close(settled.L.detach(), exact)
+
+
+def test_a_sample_that_is_too_large_is_refused_and_leaves_the_stream_as_it_was():
+    stream = Stream(GaussianKernel(), 4)
+    stream.learn(points(50))
+    rows = stream.reservoir.rows.clone()
+    bad = torch.cat([points(2), torch.full((1, 2), 1e200, dtype=torch.float64)])
+    with pytest.raises(
+        ValueError, match=r"Sample 2 has values of up to 1\.0e\+200, whose squares are out of the range"
+    ):
+        stream.learn(bad)
+    assert stream.seen == 50
+    assert torch.equal(stream.reservoir.rows, rows)

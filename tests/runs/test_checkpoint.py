@@ -1,0 +1,300 @@
+"""Checkpoints: what they hold, exact resumption, and refusing what is not one."""
+
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from test_module import SHORT, fit, model, moons
+from torch.utils.data import DataLoader, TensorDataset
+
+from ksm_lightning.callbacks import UpdateCheckpoint
+from ksm_lightning.runs.checkpoint import read_checkpoint
+from ksm_lightning.kernels import GaussianKernel, register_kernel, registry
+from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.learning.schedule import Phase
+
+
+@pytest.fixture
+def saved(tmp_path):
+    module = model()
+    trainer = fit(module)
+    trainer.save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
+    return module, tmp_path / "x.ckpt"
+
+
+def test_a_checkpoint_holds_tensors_and_primitives_alone(saved):
+    content = torch.load(saved[1], weights_only=True)
+    assert content["hyper_parameters"] == {
+        "num_neurons": 6,
+        "in_features": 2,
+        "kernel": "gaussian",
+        "kernel_params": {"sigma": 0.3},
+        "ridge": 1e-3,
+        "init": "normal",
+        "init_scale": 0.5,
+        "solver": "closed_form",
+        "phases": [{"updates": 10, "eta_w": 0.01, "eta_q": 0.02, "eta_l": 0.1, "kernel_params": {}}],
+        "updates": None,
+        "consolidate": False,
+        "inverse": "auto",
+        "acceleration": "none",
+    }
+    preprocessing = content["ksm_lightning"].pop("preprocessing")
+    assert content["ksm_lightning"] == {"format": 2, "rate_factor": 1.0, "tracked": {}}
+    assert {name: type(value).__name__ for name, value in preprocessing.items()} == {
+        "mean": "Tensor", "scale": "Tensor", "image_shape": "NoneType", "crop": "int"
+    }  # fmt: skip
+    assert set(content["state_dict"]) == {"network.W", "network.q", "network.L"}
+
+
+def test_a_loaded_model_answers_as_the_saved_one(saved):
+    module, path = saved
+    x = torch.randn(5, 2)
+    loaded = KernelSimilarityMatching.load_from_checkpoint(path)
+    assert torch.equal(loaded(x), module(x))
+    slow = KernelSimilarityMatching.load_from_checkpoint(path, solver="dynamics")
+    assert slow.network.solver == "dynamics"
+
+
+def test_a_loaded_model_is_not_started_anew_by_fit(tmp_path):
+    module = model(init="data")
+    fit(module).save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
+    loaded = KernelSimilarityMatching.load_from_checkpoint(tmp_path / "x.ckpt")
+    fit(loaded, max_steps=0)
+    assert torch.equal(loaded.network.W, module.network.W)
+
+
+def test_a_checkpoint_of_a_warm_up_has_the_warm_ups_kernel(tmp_path):
+    phases = [Phase(20, kernel_params={"alpha": 1}), Phase(20)]
+    module = model(kernel="power_cosine", kernel_params={"alpha": 3}, phases=phases)
+    for updates, alpha in ((10, 1), (20, 3), (30, 3)):
+        path = tmp_path / f"{updates}.ckpt"
+        fit(module, max_steps=updates).save_checkpoint(path, weights_only=False)
+        assert KernelSimilarityMatching.load_from_checkpoint(path).network.kernel.alpha == alpha
+
+
+@pytest.mark.parametrize("stopped_at", [7, 20, 26, 40])
+def test_resuming_is_bitwise_exact_across_phases_and_epochs(tmp_path, stopped_at):
+    phases = [Phase(25, kernel_params={"alpha": 1}), Phase(35, 0.001, 0.001, 0.01)]
+    options = {"kernel": "power_cosine", "kernel_params": {"alpha": 3}, "phases": phases}
+
+    def run(module, seed, **arguments):
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            max_epochs=-1,
+            max_steps=arguments.pop("max_steps", -1),
+        )
+        trainer.fit(module, datamodule=moons(updates_per_epoch=20, seed=seed), **arguments)
+        return trainer
+
+    whole = model(**options)
+    run(whole, seed=3)
+    part = model(**options)
+    run(part, seed=3, max_steps=stopped_at).save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
+    torch.manual_seed(99)  # a new process has other random numbers, and learns the seed of the batches from the file
+    resumed = KernelSimilarityMatching(num_neurons=6, in_features=2, init="normal", **options)
+    trainer = run(resumed, seed=None, ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+    assert trainer.global_step == 60
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
+def test_checkpoints_are_made_on_time_and_replaced_whole(tmp_path):
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_progress_bar=False,
+        max_epochs=-1,
+        callbacks=[UpdateCheckpoint(every_n_updates=30, keep_all=True)],
+    )
+    trainer.fit(model(phases=[Phase(70)]), datamodule=moons())
+    folder = tmp_path / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "last.ckpt",
+        "update-0000030.ckpt",
+        "update-0000060.ckpt",
+        "update-0000070.ckpt",
+    ]
+    for name, updates in (("last", 70), ("update-0000030", 30), ("update-0000060", 60)):
+        assert read_checkpoint(folder / f"{name}.ckpt")["global_step"] == updates
+
+
+def test_a_failed_write_keeps_the_old_checkpoint(tmp_path, monkeypatch):
+    callback = UpdateCheckpoint(every_n_updates=10)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_progress_bar=False,
+        max_epochs=-1,
+        callbacks=[callback],
+    )
+    original = SingleDeviceStrategy.save_checkpoint
+
+    def fail_later(self, content, path, **options):
+        if content["global_step"] >= 20:
+            Path(path).write_bytes(b"half")
+            raise OSError("No space left on device")
+        original(self, content, path, **options)
+
+    monkeypatch.setattr(SingleDeviceStrategy, "save_checkpoint", fail_later)
+    kept = re.escape(str(tmp_path / "checkpoints" / "last.ckpt"))
+    with pytest.raises(OSError, match=rf"could not be written \(No space left on device\); {kept} is as it was"):
+        trainer.fit(model(phases=[Phase(40)]), datamodule=moons())
+    assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 10
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+class Bomb:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('the pickle ran')",))
+
+
+def changed(path, change):
+    content = torch.load(path, weights_only=True)
+    change(content)
+    torch.save(content, path)
+
+
+def spoiled(path, **values):
+    """With other values in what is known of the preprocessing."""
+    changed(path, lambda content: content["ksm_lightning"]["preprocessing"].update(values))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda p: p.unlink(), "There is no checkpoint"),
+        (lambda p: p.write_bytes(b""), "damaged"),
+        (lambda p: p.write_bytes(p.read_bytes()[: p.stat().st_size // 2]), "damaged"),
+        (lambda p: p.write_bytes(b"hello" * 100), "damaged"),
+        (lambda p: torch.save({"state_dict": Bomb()}, p), "could run code"),
+        (lambda p: p.write_bytes(pickle.dumps(Bomb())), "could run code"),
+        (lambda p: torch.save([1, 2], p), "no checkpoint of ksm_lightning"),
+        (lambda p: torch.save({"state_dict": {}}, p), "no checkpoint of ksm_lightning"),
+        (
+            lambda p: changed(p, lambda c: c["hyper_parameters"].update(kernel="mine")),
+            "No kernel is registered as 'mine'",
+        ),
+        (lambda p: changed(p, lambda c: c["hyper_parameters"].update(kernel="os.system")), "No kernel is registered"),
+        (lambda p: changed(p, lambda c: c["hyper_parameters"].update(_instantiator="os.system")), "_instantiator"),
+        (lambda p: changed(p, lambda c: c["hyper_parameters"].update(phases=[])), "at least one phase"),
+        (
+            lambda p: changed(p, lambda c: c["hyper_parameters"].update(num_neurons=7)),
+            r"should be \(7, 2\) and is \(6, 2\)",
+        ),
+        (lambda p: changed(p, lambda c: c["state_dict"].pop("network.q")), "network.q should be"),
+        (lambda p: changed(p, lambda c: c["state_dict"].update({"network.W": 7})), "network.W should be"),
+        (
+            lambda p: changed(p, lambda c: c.pop("ksm_lightning")),
+            "another version of ksm_lightning: its format is None",
+        ),
+        (
+            lambda p: changed(p, lambda c: c["ksm_lightning"].update(format=99)),
+            "its format is 99, and this version reads 2",
+        ),
+        (lambda p: changed(p, lambda c: c["ksm_lightning"].update(rate_factor=float("nan"))), "its rate_factor is nan"),
+        (lambda p: changed(p, lambda c: c["hyper_parameters"].update(ridge=None)), "its ridge None"),
+        (lambda p: changed(p, lambda c: c.pop("global_step")), "how many updates"),
+        (lambda p: changed(p, lambda c: c["ksm_lightning"].pop("preprocessing")), "preprocessing is incomplete"),
+        (lambda p: changed(p, lambda c: c["ksm_lightning"].update(preprocessing=[1])), "preprocessing is incomplete"),
+        (lambda p: spoiled(p, mean=None), "x.ckpt is damaged: .*preprocessing is incomplete"),
+        (lambda p: spoiled(p, mean=torch.full((2,), torch.nan)), "a mean that is not finite"),
+        (lambda p: spoiled(p, scale=torch.zeros(2)), "a scale that is not positive"),
+        (lambda p: spoiled(p, image_shape=7), "no possible image shape or crop: 7, 0"),
+        (lambda p: spoiled(p, image_shape=[3, 3]), "Images of 3 x 3 pixels do not have 2 features"),
+        (lambda p: spoiled(p, crop="4"), "no possible image shape or crop: None, 4"),
+        (lambda p: spoiled(p, crop=4), "Only images can be cropped"),
+        (
+            lambda p: spoiled(p, mean=torch.zeros(3), scale=torch.ones(3)),
+            "contradicts itself: its preprocessing is of 3 features, and the network takes 2",
+        ),
+    ],
+)
+def test_what_is_no_whole_checkpoint_is_refused_in_one_sentence(saved, spoil, message):
+    path = saved[1]
+    spoil(path)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+        KernelSimilarityMatching.load_from_checkpoint(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_loading_imports_nothing_that_the_file_names(saved, tmp_path):
+    """A checkpoint that names a module beside the working folder does not get it imported."""
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    changed(saved[1], lambda c: c["hyper_parameters"].update(kernel="evil.Kernel"))
+    code = (
+        "from ksm_lightning.module import KernelSimilarityMatching as K; import sys\n"
+        f"try: K.load_from_checkpoint({str(saved[1])!r})\n"
+        "except ValueError as error: print('refused', 'evil' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "refused False"
+
+
+def test_a_users_kernel_comes_back_once_it_is_registered(tmp_path):
+    @register_kernel("test_mine")
+    class Mine(GaussianKernel):
+        pass
+
+    fit(module := model(kernel="test_mine", phases=SHORT)).save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
+    loaded = KernelSimilarityMatching.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert isinstance(loaded.network.kernel, Mine)
+    del registry._KERNELS["test_mine"]
+    with pytest.raises(ValueError, match="import the module that defines it"):
+        KernelSimilarityMatching.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert module.kernel.sigma == 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel": "laplacian"}, "another network: it has kernel=gaussian, and the model laplacian"),
+        ({"kernel_params": {"sigma": 0.4}}, "it has kernel_params=.*0.3.*0.4"),
+        ({"num_neurons": 7}, "it has num_neurons=6, and the model 7"),
+    ],
+)
+@pytest.mark.parametrize("function", ["fit", "validate"])
+def test_a_trainer_refuses_the_checkpoint_of_another_network(saved, options, message, function):
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=-1)
+    with pytest.raises(ValueError, match=message):
+        getattr(trainer, function)(model(**options), datamodule=moons(), ckpt_path=saved[1], weights_only=True)
+
+
+def test_the_ridge_comes_from_the_checkpoint(tmp_path):
+    """The adaptive one depends on the data and on the seed of the run, and a resumed run may know neither."""
+
+    def own():
+        return model(kernel="power_cosine", kernel_params={"alpha": 2}, phases=None, updates=60, in_features=2)
+
+    def trainer(**options):
+        return lightning.Trainer(
+            accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1,
+            num_sanity_val_steps=0, **options,
+        )  # fmt: skip
+
+    x = moons().train_points.data
+    whole, first, rest, seen = own(), own(), own(), own()
+    loader = DataLoader(TensorDataset(x), batch_size=len(x))
+    trainer(log_every_n_steps=1).fit(whole, loader)
+    run = trainer(max_steps=20, log_every_n_steps=1)
+    run.fit(first, loader)
+    run.save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
+    trainer(log_every_n_steps=1).fit(rest, loader, ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+    assert rest.network.ridge == whole.network.ridge != 1e-3
+    assert torch.equal(rest.network.W, whole.network.W)
+    torch.manual_seed(99)
+    trainer().validate(seen, datamodule=moons(), ckpt_path=tmp_path / "x.ckpt", weights_only=True, verbose=False)
+    assert seen.network.ridge == seen.hparams["ridge"] == whole.network.ridge
