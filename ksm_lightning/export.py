@@ -1,4 +1,4 @@
-"""A feature extractor as a file for other programs: a torch program, ONNX or safetensors, checked at once."""
+"""Export of a feature extractor as a torch program, ONNX or safetensors, with a check of the written file."""
 
 import json
 import logging
@@ -18,36 +18,36 @@ from ksm_lightning.files import draft_of
 
 Format = Literal["torch", "onnx", "safetensors"]
 SUFFIXES: dict[Format, str] = {"torch": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
-# What a file's features may differ by from those of the extractor, in units of the largest or of 1.
+# Largest difference allowed between features of the file and of the extractor, relative to max(1, largest feature).
 _TOLERANCE = 1e-5
 _INPUT, _OUTPUT = "x", "features"
 
 
 class Exported(NamedTuple):
-    """What was written."""
+    """Result of :func:`export`."""
 
     path: Path
     difference: float
-    """The largest difference between a feature by the file and by the extractor."""
+    """Largest difference between a feature of the file and of the extractor."""
 
 
 def export(
     extractor: FeatureExtractor, path: str | Path, format: Format, input_shape: Sequence[int] | None = None
 ) -> Exported:
-    """Write an extractor, read the file with the program it is for, and hold its features against the extractor's.
+    """Write an extractor to a file, load the file, and compare its features with those of the extractor.
 
-    The file takes float32 input of any batch size. ``torch`` makes a program for ``torch.export.load`` and ``onnx`` one
-    for ONNX runtimes, neither of which needs this package; ``safetensors`` is for :meth:`FeatureExtractor.load`.
+    The file takes float32 input of any batch size. ``torch`` writes a program for ``torch.export.load`` and ``onnx``
+    one for ONNX runtimes; both run without this package. ``safetensors`` is read by :meth:`FeatureExtractor.load`.
 
     Args:
-        extractor: The extractor; moved to the CPU.
-        path: The file to write, whole or not at all.
+        extractor: The extractor. It is moved to the CPU.
+        path: The file to write, atomically.
         format: ``torch``, ``onnx`` or ``safetensors``.
-        input_shape: Shape of one input, such as ``(1, 28, 28)``; a row of raw values unless given.
+        input_shape: Shape of one input, such as ``(1, 28, 28)``. Default: ``(raw_features,)``.
 
     Raises:
-        ValueError: If the format, the shape or the file's name is impossible, or the features differ.
-        ModuleNotFoundError: If packages for ONNX are missing.
+        ValueError: If the format, the shape or the suffix of the file is invalid, or the features differ.
+        ModuleNotFoundError: If a package for ONNX is missing.
     """
     path, shape = Path(path), tuple(input_shape or (extractor.raw_features,))
     if format not in get_args(Format):
@@ -58,7 +58,7 @@ def export(
     x = example_inputs(extractor).view(-1, *_check_shape(extractor, shape))
     write, read = {"torch": _torch, "onnx": _onnx, "safetensors": _safetensors}[format]
     with draft_of(path) as draft:
-        written = draft.with_name(f"{draft.name}{path.suffix}")  # the libraries insist on their own endings
+        written = draft.with_name(f"{draft.name}{path.suffix}")  # the libraries check the suffix
         try:
             write(extractor, x, written)
             program = read(written)
@@ -67,14 +67,14 @@ def export(
         finally:
             written.unlink(missing_ok=True)
         largest = max(1.0, float(extractor(x).abs().max()))
-        difference = float(torch.stack(differences).max())  # NaN if one is
+        difference = float(torch.stack(differences).max())  # NaN if any is NaN
         if not difference <= _TOLERANCE * largest:
-            raise ValueError(f"The features of the file differ by {difference:.1e} and were not written.")
+            raise ValueError(f"The exported features differ by {difference:.1e}, so no file was written.")
     return Exported(path, difference)
 
 
 def example_inputs(extractor: FeatureExtractor, count: int = 64) -> Tensor:
-    """Raw rows (samples, raw features), float32: landmarks and places between them, where the training data was."""
+    """Raw inputs (samples, raw_features) in float32: landmarks and points between them, near the training data."""
     prepare = extractor.preprocessing
     W = extractor.W.double().cpu()
     chosen = W[torch.linspace(0, len(W) - 1, min(len(W), count)).long()]
@@ -88,10 +88,10 @@ def example_inputs(extractor: FeatureExtractor, count: int = 64) -> Tensor:
 
 def _check_shape(extractor: FeatureExtractor, shape: tuple[int, ...]) -> tuple[int, ...]:
     if min(shape) < 1:
-        raise ValueError(f"The sides of an input are at least 1, got the shape {shape}; the batch is not one of them.")
+        raise ValueError(f"Every side of `input_shape` must be at least 1, got {shape}; leave out the batch dimension.")
     if math.prod(shape) != extractor.raw_features:
         raise ValueError(
-            f"Inputs of shape {shape} have {math.prod(shape)} values, and the extractor takes {extractor.raw_features}."
+            f"Inputs of shape {shape} have {math.prod(shape)} values, but the extractor takes {extractor.raw_features}."
         )
     return shape
 
@@ -132,9 +132,10 @@ def _write_onnx(extractor: FeatureExtractor, x: Tensor, path: Path) -> None:
 
 
 def float64_acos(x: Tensor) -> Tensor:
-    """The arc cosine from operations that ONNX Runtime has in float64, to about 2e-13; float32 needs no help.
+    """Arc cosine with an error of about 2e-13 from operations that ONNX Runtime supports in float64.
 
-    A guess in float32 and one step of Newton's method; near 0, where that fails, the series in ``1 - x``.
+    One step of Newton's method from the float32 result, and the series in ``1 - x`` near an angle of 0. For other
+    dtypes it returns ``NotImplemented``.
 
     Example:
         >>> x = torch.tensor([-1.0, -0.3, 0.999, 1.0], dtype=torch.float64)
@@ -142,7 +143,7 @@ def float64_acos(x: Tensor) -> Tensor:
         True
     """
     if x.dtype != torch.float64:
-        return NotImplemented  # type: ignore[no-any-return]  # which tells torch.export to leave the operation alone
+        return NotImplemented  # type: ignore[no-any-return]  # torch.export then keeps the operation
     cosine = x.abs()
     rest = 1 - cosine
     series = (2 * rest).sqrt() * (1 + rest * (1 / 12 + rest * (3 / 160 + rest * (5 / 896 + rest * 35 / 18432))))
@@ -170,7 +171,7 @@ def _check_onnx() -> None:
             __import__(name)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"ONNX export needs the package {name}: install them all with pip install 'ksm_lightning[onnx]'."
+                f"ONNX export needs the package {name}: run pip install 'ksm_lightning[onnx]'."
             ) from error
 
 
@@ -180,7 +181,7 @@ def _write_safetensors(extractor: FeatureExtractor, x: Tensor, path: Path) -> No
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what the exporters tell developers of exporters."""
+    """Suppress log messages and warnings of the exporters."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Files that appear at their place whole, or not at all."""
+"""Atomic file writing: a file is written completely or not at all."""
 
 import csv
 import os
@@ -12,7 +12,7 @@ import numpy as np
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` to write to; what was written takes the place of ``path`` when the block ends well.
+    """Temporary path next to ``path``; the file written there replaces ``path`` if the block raises no exception.
 
     Example:
         >>> import tempfile
@@ -32,27 +32,27 @@ def draft_of(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file."""
+    """Write a text file."""
     with draft_of(path) as draft:
         draft.write_text(text)
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    """A ``.npy`` file."""
+    """Write a ``.npy`` file."""
     with draft_of(path) as draft, draft.open("wb") as file:
         np.save(file, array)
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
-    """A picture (height, width, 3) of bytes."""
-    from PIL import Image  # here because most processes never draw
+    """Write an image (height, width, 3) of bytes."""
+    from PIL import Image  # most processes never write an image
 
     with draft_of(path) as draft:
         Image.fromarray(pixels).save(draft, format="PNG")
 
 
 def write_csv(path: Path, fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table with a line of names; floating-point numbers with all digits, so that they are read as they were."""
+    """Write a table with a header; floats keep all digits, so that reading them gives the same values."""
     with draft_of(path) as draft, draft.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(fields)

@@ -1,4 +1,4 @@
-"""The network as a scikit-learn transformer, for pipelines, grid searches and streams."""
+"""scikit-learn transformers: the network for pipelines, grid searches and streams, and frozen extractors."""
 
 import warnings
 from collections.abc import Mapping
@@ -14,45 +14,45 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from tqdm import tqdm
 
-from ksm_lightning.kernels import Kernel, make_kernel
-from ksm_lightning.kernels.pairs import random_subset
-from ksm_lightning.learning import train as learning
-from ksm_lightning.learning.stream import Stream, train_on_few
-from ksm_lightning.network.ksm_network import KSMNetwork
-from ksm_lightning.network.readout import READOUT_SAMPLE, Readout, check_readout, landmark_features, readout_matrix
+from ksm_lightning.kernels import Kernel, make_kernel, random_subset
+from ksm_lightning.learning import Stream, check_range, train_on_few
+from ksm_lightning.network import KSMNetwork
+from ksm_lightning.network.raw_input import is_finite
+from ksm_lightning.network.readout import READOUT_SAMPLE, LandmarkFeatures, Readout, check_readout, encode_in_blocks
 
 _BLOCK = 4096
 _DTYPES = (np.float64, np.float32)
-# Different samples are then less similar, on average, than this part of what they are to themselves. On half moons with
-# a width that is ten times too small it is 0.002, with the best one 0.1.
-_BLIND = 3e-4
+# Warn if the mean similarity of different samples is below this fraction of the self-similarity. On half moons it is
+# 0.1 for the best width and 0.002 for a width that is ten times too small.
+_TOO_NARROW = 3e-4
 
 
 class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Kernel features ``y`` with ``y_s . y_t`` near ``f(x_s, x_t)``, learned by local rules from one batch at a time.
+    """Kernel features ``y`` with ``y_s . y_t`` close to ``f(x_s, x_t)``, learned by local rules.
 
-    Where :class:`sklearn.kernel_approximation.Nystroem` samples its landmarks, this learns them. ``fit`` trains on all
-    data; ``partial_fit`` learns from a stream, one sample at a time if need be, and can follow ``fit``.
+    Unlike :class:`sklearn.kernel_approximation.Nystroem`, which samples its landmarks, this transformer learns them.
+    ``fit`` trains on all samples. ``partial_fit`` learns from a stream, down to one sample per call, also after
+    ``fit``.
 
     Args:
-        n_components: Features n.
+        n_components: Number of features n. Default: 100.
         kernel: Registered name of the kernel (gaussian, laplacian, cauchy, linear, polynomial, power_cosine,
             arc_cosine, or your own), or a :class:`ksm_lightning.Kernel`.
-        kernel_params: The kernel's numbers, such as ``{"sigma": 0.3}``; its own defaults unless given.
-        readout: ``neural`` is the paper's representation; ``nystroem`` and ``least_squares`` make features with a lower
-            kernel error of the same landmarks.
-        updates: Updates of ``fit``; 2,000 unless given, and more for more than 400 components.
-        batch_size: Samples an update.
-        random_state: Seed of start and batches.
+        kernel_params: Parameters of the kernel, such as ``{"sigma": 0.3}``. Default: those of the kernel.
+        readout: ``neural`` is the paper's representation. ``nystroem`` and ``least_squares`` have a lower kernel error
+            with the same landmarks.
+        updates: Number of updates in ``fit``. Default: 2,000, or 5 per component above 400 components.
+        batch_size: Number of samples per update.
+        random_state: Seed of the initialisation and the batches.
         verbose: Whether ``fit`` shows a progress bar.
 
     Attributes:
         components_: Learned landmarks W (n, m).
         network_: The trained :class:`ksm_lightning.KSMNetwork`.
         kernel_: The kernel.
-        n_updates_: Updates made.
-        n_samples_seen_: Samples seen by ``fit`` and ``partial_fit``.
-        n_features_in_: Features of the samples.
+        n_updates_: Number of updates so far.
+        n_samples_seen_: Number of samples seen by ``fit`` and ``partial_fit``.
+        n_features_in_: Number of features of the samples.
 
     Example:
         >>> from sklearn.datasets import make_moons
@@ -88,37 +88,37 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     # ------------------------------------------------------------------ learning
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
-        """Learn from samples (samples, m), from the beginning.
+        """Train a new network on samples (samples, m).
 
         Raises:
-            ValueError: If a parameter is impossible, or the samples cannot be used.
+            ValueError: If a parameter or the samples are invalid.
         """
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES))
         kernel, seed = self._check(), self._draw_seed()
-        learning.check_range(kernel, x)
+        check_range(kernel, x)
         updates = max(2000, 5 * self.n_components) if self.updates is None else self.updates
         with tqdm(total=updates, desc="KSMTransformer", unit="update", disable=not self.verbose) as bar:
             network = train_on_few(
                 kernel, x, self.n_components, updates, batch_size=self.batch_size, seed=seed, progress=bar.update
             )
-        _warn_if_blind(kernel, x[random_subset(len(x), 500)])
+        _warn_if_too_narrow(kernel, x[random_subset(len(x), 500)])
         self._stream = Stream.after(network, x, updates, batch_size=self.batch_size, seed=seed)
         sample = x[random_subset(len(x), READOUT_SAMPLE)] if self.readout == "least_squares" else None
-        self._reader = _Reader(network, check_readout(self.readout), sample)
+        self._encoder = _LazyEncoder(network, check_readout(self.readout), sample)
         self.kernel_ = network.kernel
         self.n_samples_seen_ = len(x)
         self.n_updates_ = updates
         return self
 
     def partial_fit(self, X: ArrayLike, y: Any = None) -> Self:
-        """Learn from more samples (samples, m) of a stream, in their order; a single one is enough.
+        """Learn from the next samples (samples, m) of a stream, in order. One sample is enough.
 
-        After ``fit``, or after any number of earlier calls, the network goes on learning with ever smaller steps. The
-        features are always those of the landmarks as they are now, with the exact L for the samples remembered.
+        The network continues from ``fit`` or from earlier calls, with decreasing step sizes. Features always belong to
+        the current landmarks, with the exact L for a stored sample of the stream.
 
         Raises:
-            ValueError: If a parameter is impossible or, after the first call, another one; or the samples cannot be
-                used.
+            ValueError: If a parameter or the samples are invalid, or ``n_components``, ``kernel`` or
+                ``kernel_params`` changed after the first call.
         """
         is_first = not hasattr(self, "_stream")
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES, reset=is_first))
@@ -126,19 +126,19 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         stream = Stream(kernel, self.n_components, seed=self._draw_seed()) if is_first else self._stream
         if stream.num_neurons != self.n_components or str(stream.kernel) != str(kernel):
             raise ValueError(
-                f"The stream has {stream.num_neurons} components with {stream.kernel}, and now {self.n_components} "
-                f"with {kernel} are asked for: `fit` begins anew, `partial_fit` cannot."
+                f"`partial_fit` cannot change {stream.num_neurons} components with {stream.kernel} to "
+                f"{self.n_components} with {kernel}: call `fit` to start again."
             )
         stream.batch_size = self.batch_size
         stream.learn(x if is_first else x.to(stream.network.W))
         self._stream, self.kernel_ = stream, kernel
-        self._reader = _Reader(stream, check_readout(self.readout), stream.reservoir.rows)
+        self._encoder = _LazyEncoder(stream, check_readout(self.readout), stream.reservoir.rows)
         self.n_samples_seen_ = len(x) + (0 if is_first else self.n_samples_seen_)
         self.n_updates_ = stream.updates
         return self
 
     def _check(self) -> Kernel:
-        """The kernel, after a look at all parameters."""
+        """Check all parameters and return the kernel."""
         for name in ("n_components", "batch_size", *(("updates",) if self.updates is not None else ())):
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < 1:
@@ -159,7 +159,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     @property
     def network_(self) -> KSMNetwork:
         """The trained network."""
-        return self._reader.network
+        return self._encoder.network
 
     @property
     def components_(self) -> np.ndarray:
@@ -172,19 +172,19 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self.network_.num_neurons
 
     def transform(self, X: ArrayLike) -> np.ndarray:
-        """Features (samples, n) of samples (samples, m); computed in float64, in the dtype of the samples.
+        """Features (samples, n) of samples (samples, m), computed in float64 and cast to the dtype of the samples.
 
         Raises:
-            NotFittedError: If there was no ``fit`` or ``partial_fit``.
-            ValueError: If the samples cannot be used.
+            NotFittedError: If neither ``fit`` nor ``partial_fit`` was called.
+            ValueError: If the samples are invalid.
         """
         check_is_fitted(self)
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES, reset=False))
-        features = torch.cat([self._reader(part).to(x) for part in torch.split(x, _BLOCK)])
-        if not bool(features.isfinite().all()):
-            raise ValueError(f"Features are out of the range of {x.dtype}: are the samples like those of the training?")
-        found: np.ndarray = features.numpy()
-        return found
+        features = encode_in_blocks(lambda part: self._encoder.features(part).to(x), x, _BLOCK)
+        if not is_finite(features):
+            raise ValueError(f"Features are out of the range of {x.dtype}: scale the samples like the training data.")
+        array: np.ndarray = features.numpy()
+        return array
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -192,24 +192,24 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return tags
 
 
-def _warn_if_blind(kernel: Kernel, x: Tensor) -> None:
-    """Say so when every sample (samples, m) is similar to itself alone: no features can tell more than that."""
+def _warn_if_too_narrow(kernel: Kernel, x: Tensor) -> None:
+    """Warn if a radial kernel is almost 0 between different samples (samples, m)."""
     if len(x) < 2:
         return
     F = kernel(x, x)
     others = (F.abs().sum() - F.diagonal().abs().sum()) / (len(x) - 1)
-    if others < _BLIND * F.diagonal().abs().sum() and kernel.is_radial:
+    if others < _TOO_NARROW * F.diagonal().abs().sum() and kernel.is_radial:
         warnings.warn(
-            f"{kernel} sees almost no similarity between different samples: its width is too small for this data. Set "
+            f"{kernel} is almost 0 between different samples: its width is too small for this data. Set "
             "`kernel_params={'sigma': ...}` to about the distance between neighbours, or scale the data.",
             stacklevel=3,
         )
 
 
-class _Reader:
-    """Features in float64 of a network, or of what a stream has learned; computed when they are first asked for.
+class _LazyEncoder:
+    """Float64 features of a network, or of the current network of a stream, computed on first use.
 
-    A stream that is never looked at between two samples need not compute matrices for each of them.
+    Learning from a stream without transforming between samples then computes no readout matrices.
     """
 
     def __init__(self, source: KSMNetwork | Stream, readout: Readout, sample: Tensor | None) -> None:
@@ -217,20 +217,17 @@ class _Reader:
 
     @cached_property
     def network(self) -> KSMNetwork:
-        """The network that is read."""
+        """The network with the exact L."""
         return self.source.settled() if isinstance(self.source, Stream) else self.source
 
     @cached_property
-    def matrices(self) -> tuple[Tensor, Tensor]:
-        """Landmarks (n, m) and readout (n, n)."""
-        return self.network.W.detach().double(), readout_matrix(self.network, self.readout, self.sample)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return landmark_features(self.network.kernel, x, *self.matrices)
+    def features(self) -> LandmarkFeatures:
+        """Its features."""
+        return LandmarkFeatures.of(self.network, self.readout, self.sample)
 
 
 class Extractor(Protocol):
-    """What :class:`FrozenTransformer` asks of a feature extractor."""
+    """Interface of :class:`ksm_lightning.FeatureExtractor` that :class:`FrozenTransformer` needs."""
 
     @property
     def raw_features(self) -> int: ...
@@ -242,27 +239,27 @@ class Extractor(Protocol):
 
 
 class FrozenTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """A trained extractor as a scikit-learn transformer: ``fit`` leaves it as it is, and so does ``clone``.
+    """A trained extractor as a scikit-learn transformer. ``fit`` and ``clone`` do not change its features.
 
-    It takes rows of raw input; images are flattened. What :meth:`ksm_lightning.FeatureExtractor.to_sklearn` makes.
+    It takes raw input with one flattened point per row. :meth:`ksm_lightning.FeatureExtractor.to_sklearn` makes it.
 
     Args:
-        extractor: The extractor; features are computed on its device.
+        extractor: The extractor. Features are computed on its device.
     """
 
     def __init__(self, extractor: Extractor) -> None:
         self.extractor = extractor
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
-        """Nothing is learned; the samples are checked."""
+        """Check the samples. Nothing is learned."""
         self._check(X, is_fit=True)
         return self
 
     def transform(self, X: ArrayLike) -> np.ndarray:
-        """Features (samples, n) of rows of raw input, in their dtype.
+        """Features (samples, n) of raw input (samples, m), in the dtype of the input.
 
         Raises:
-            ValueError: If the samples cannot be used.
+            ValueError: If the samples are invalid.
         """
         features: np.ndarray = self.extractor.transform(self._check(X))
         return features
@@ -272,7 +269,7 @@ class FrozenTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         checked: np.ndarray = validate_data(self, X, dtype=_DTYPES, reset=is_first)
         if checked.shape[1] != self.extractor.raw_features:
             raise ValueError(
-                f"The extractor takes {self.extractor.raw_features} features a sample, got {checked.shape[1]}."
+                f"The extractor takes {self.extractor.raw_features} features per sample, got {checked.shape[1]}."
             )
         return checked
 

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Linear-probe accuracy of trained networks and of the pixels, for several numbers of labels a class.
+"""Linear-probe accuracy of trained networks and of the pixels, for several numbers of labels per class.
 
-.venv/bin/python scripts/probe_table.py --run alpha=3:runs/mnist/version_0/checkpoints/last.ckpt     minutes a network
+.venv/bin/python scripts/probe_table.py --run alpha=3:runs/mnist/version_0/checkpoints/last.ckpt     minutes per network
 
-The representation of the paper's MNIST networks was trained on all 70,000 images, test images included, without
-labels. With --selection=validation (the default) the penalty is selected on 10,000 validation digits and the accuracy
-is that of the 10,000 test digits; with --selection=paper it is the best accuracy on the validation digits, as the paper
-reports it.
+The paper's MNIST networks are trained on all 70,000 images, test images included, without labels. With
+--selection=validation (the default) the penalty is selected on 10,000 validation digits and the accuracy is that of the
+10,000 test digits. With --selection=paper it is the best accuracy on the validation digits, as in the paper.
 """
 
 import argparse
@@ -27,14 +26,14 @@ LABELS = (1, 3, 10, 30, 100, 300, 1000, 3000)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", action="append", default=[], metavar="NAME:CKPT", help="a network; may be repeated")
-    parser.add_argument("--labels", type=int, nargs="+", default=LABELS, help="labelled digits a class")
-    parser.add_argument("--seeds", type=int, default=5, help="draws of labelled digits to average over (default 5)")
+    parser.add_argument("--run", action="append", default=[], metavar="NAME:CKPT", help="a network; can be repeated")
+    parser.add_argument("--labels", type=int, nargs="+", default=LABELS, help="labelled digits per class")
+    parser.add_argument("--seeds", type=int, default=5, help="random draws to average over. Default: 5")
     parser.add_argument("--selection", choices=["validation", "paper"], default="validation", help="see above")
-    parser.add_argument("--no-pixels", action="store_true", help="leave out the row of the pixels")
-    parser.add_argument("--reference", type=Path, help="a CSV with published accuracies, to print the differences")
+    parser.add_argument("--no-pixels", action="store_true", help="omit the row of the pixels")
+    parser.add_argument("--reference", type=Path, help="a CSV file of published accuracies; prints the differences")
     parser.add_argument("--csv", type=Path, help="also write the table to this file")
-    parser.add_argument("--data-dir", help="folder of MNIST/raw (default: KSM_DATA_DIR)")
+    parser.add_argument("--data-dir", help="folder that holds MNIST/raw. Default: $KSM_DATA_DIR")
     options = parser.parse_args()
     try:
         table(options)
@@ -49,14 +48,14 @@ def table(options: argparse.Namespace) -> None:
     for run in options.run:
         name, _, path = run.partition(":")
         if not path:
-            raise ValueError(f"--run takes NAME:CKPT, got {run!r}.")
+            raise ValueError(f"--run must be NAME:CKPT, for example alpha=3:last.ckpt, got {run!r}.")
         encoders[name] = KernelSimilarityMatching.load_from_checkpoint(path, map_location=device)
     sets = CroppedMNISTDataModule(data_dir=options.data_dir).probe_sets()
     rows = []
     print(f"{'':10}" + "".join(f"{labels:>16}" for labels in options.labels), flush=True)
     bar = tqdm(total=len(encoders) * len(options.labels), desc="Probes", leave=False)
     for name, model in encoders.items():
-        # Each digit is encoded once, whatever the number of draws.
+        # Encode each digit once for all draws.
         features = {
             part: ((x if model is None else model.features(x.to(device))), labels) for part, (x, labels) in sets.items()
         }
@@ -77,7 +76,7 @@ def table(options: argparse.Namespace) -> None:
         sys.stdout.flush()
     bar.close()
     print(
-        f"Accuracy in %, {options.seeds} draws, selection: {options.selection}; in brackets: minus the published one."
+        f"Accuracy in %, {options.seeds} draws, selection: {options.selection}. In brackets: minus the published one."
     )
     if options.csv:
         with options.csv.open("w", newline="") as file:

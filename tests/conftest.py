@@ -1,4 +1,4 @@
-"""What the tests share."""
+"""Fixtures, and the rule that skips the tests of MNIST where its files are missing."""
 
 import logging
 import os
@@ -6,32 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from helpers.fake_cuda import CUDA
+from helpers.kernels import KERNELS
+from helpers.mnist_files import SHAPES, TEST, TRAIN, arrays, idx
 from ksm_lightning.kernels import Kernel, make_kernel
 
-# LightningCLI calls methods that jsonargparse is about to rename.
+# LightningCLI calls methods that jsonargparse has deprecated.
 os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
-
-ROOT = Path(__file__).resolve().parent.parent
-
-# Every built-in kernel, with parameters that matter.
-KERNELS = [
-    ("gaussian", {"sigma": 0.7}),
-    ("laplacian", {"sigma": 0.7}),
-    ("cauchy", {"sigma": 0.7}),
-    ("linear", {}),
-    ("polynomial", {"degree": 2}),
-    ("polynomial", {"degree": 3}),
-    ("power_cosine", {"alpha": 1}),
-    ("power_cosine", {"alpha": 2}),
-    ("power_cosine", {"alpha": 3}),
-    ("arc_cosine", {"order": 0}),
-    ("arc_cosine", {"order": 1}),
-]
 
 
 def pytest_collection_modifyitems(items):
-    """What needs MNIST says so, and is skipped where the files are not."""
+    """Skip the tests marked ``mnist`` if the files are missing."""
     if (Path(os.environ.get("KSM_DATA_DIR", "/nowhere")) / "MNIST" / "raw").is_dir():
         return
     for item in items:
@@ -41,6 +28,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(params=KERNELS, ids=lambda spec: "-".join([spec[0], *map(str, spec[1].values())]))
 def spec(request) -> tuple[str, dict[str, float]]:
+    """Name and parameters of each built-in kernel in turn."""
     return request.param
 
 
@@ -63,3 +51,33 @@ def _quiet_lightning():
 @pytest.fixture
 def rng() -> torch.Generator:
     return torch.Generator().manual_seed(1)
+
+
+@pytest.fixture
+def fake_cuda():
+    """Fake tensors, which have a device but no data: mixing devices or synchronising with the host raises an error."""
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        try:
+            torch.zeros(3, device=CUDA)[0].add_(torch.tensor(1, device=CUDA))
+            torch.arange(3, device=CUDA)[:, None] * 2
+        except RuntimeError as error:
+            if "CUDA error" in str(error):
+                pytest.skip(f"the fake CUDA tensors of torch {torch.__version__} need a driver")
+            raise
+        yield mode
+
+
+@pytest.fixture
+def small_mnist(tmp_path, monkeypatch) -> Path:
+    """A folder with MNIST and Fashion-MNIST of 60 training and 20 test images, in torchvision's layout."""
+    from ksm_lightning.data import mnist  # not above: it imports Lightning, which most fixtures do not need
+
+    monkeypatch.setattr(mnist, "_FILES", SHAPES)
+    monkeypatch.setattr(mnist, "_TRAIN", TRAIN)
+    monkeypatch.setattr(mnist, "_TEST", TEST)
+    for folder in ("MNIST", "FashionMNIST"):
+        raw = tmp_path / folder / "raw"
+        raw.mkdir(parents=True)
+        for name, array in arrays().items():
+            (raw / name).write_bytes(idx(array))
+    return tmp_path

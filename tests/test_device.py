@@ -1,16 +1,17 @@
-"""GPU behaviour without a GPU: fake CUDA tensors refuse a stray CPU tensor and any question from the host."""
+"""Behaviour on a GPU, tested without one: fake CUDA tensors raise on a stray CPU tensor and on a synchronisation."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from ksm_lightning.callbacks.run_figures import figure_tensors
+from helpers.fake_cuda import CUDA, on_cuda
 from ksm_lightning.data import Points, UpdateLoader
 from ksm_lightning.evaluation.clustering import _distances
 from ksm_lightning.evaluation.kernel_error import kernel_squared_errors, nrmse_from_sums
 from ksm_lightning.evaluation.linear_probe import Classifiers, fit_softmax
+from ksm_lightning.evaluation.portrait import portrait
 from ksm_lightning.extractor import FeatureExtractor
 from ksm_lightning.kernels import make_kernel
 from ksm_lightning.kernels.pairs import symmetric_tiles
@@ -22,27 +23,8 @@ from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
 from ksm_lightning.network.preprocessing import Preprocessing
 from ksm_lightning.network.readout import READOUTS, read_out
 
-CUDA = torch.device("cuda:0")
 
-
-@pytest.fixture
-def fake():
-    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
-        try:
-            torch.zeros(3, device=CUDA)[0].add_(torch.tensor(1, device=CUDA))
-            torch.arange(3, device=CUDA)[:, None] * 2
-        except RuntimeError as error:
-            if "CUDA error" in str(error):
-                pytest.skip(f"the fake CUDA tensors of torch {torch.__version__} need a driver")
-            raise
-        yield mode
-
-
-def on_cuda(*shape: int, dtype=torch.float32) -> torch.Tensor:
-    return torch.empty(*shape, device=CUDA, dtype=dtype)
-
-
-def test_the_fakes_do_what_these_tests_rest_on(fake):
+def test_fake_tensors_raise_on_mixed_devices_and_on_synchronisation(fake_cuda):
     with pytest.raises(RuntimeError, match="devices"):
         on_cuda(3) + torch.ones(3)
     with pytest.raises(DataDependentOutputException):
@@ -64,21 +46,23 @@ def model(kernel: str = "gaussian", phases=None, inverse="auto", **params) -> Ke
 
 @pytest.mark.parametrize("inverse", ["exact", "tracked"])
 @pytest.mark.parametrize("phases", [None, [Phase(100)]], ids=["adaptive", "phases"])
-def test_the_update_stays_on_the_device_and_asks_nothing(fake, spec, phases, inverse):
-    """The module's own updates of a block, for every kernel, with what is logged; no host synchronisation."""
-    module = model(spec[0], phases, inverse=inverse, **spec[1])
-    module.__dict__["_trainer"] = SimpleNamespace(world_size=1, log_every_n_steps=0)
-    source = UpdateLoader(Points(on_cuda(50, 4), device=CUDA), batch_size=8, updates_per_epoch=3)
-    (block,) = source
+def test_updates_stay_on_the_device_and_do_not_synchronise(fake_cuda, spec, phases, inverse):
+    """A block of three updates for every kernel; the last one is observed for the log."""
+    learner = model(spec[0], phases, inverse=inverse, **spec[1]).learner
+    (block,) = UpdateLoader(Points(on_cuda(50, 4), device=CUDA), batch_size=8, updates_per_epoch=3)
     assert block.x.device == CUDA
-    assert module._make_updates(block.x, 0) == 3
-    assert module.energy.device == module.health().device == CUDA
-    assert {p.device for p in module.network.parameters()} == {CUDA}
+    observed = []
+    made = learner.learn(
+        block.x, observe=lambda update: update == 2, on_observation=lambda _, seen, __: observed.append(seen)
+    )
+    assert (made, len(observed)) == (3, 1)
+    values = [*observed[0].energy, *observed[0].gradient_norms, observed[0].smallest_gain, observed[0].condition]
+    assert {value.device for value in (*values, learner.health(), *learner.network.parameters())} == {CUDA}
     if inverse == "tracked" and phases:
-        assert module.updater.state_dict()["inverse"].device == CUDA
+        assert learner.responses.state_dict()["inverse"].device == CUDA
 
 
-def test_energy_and_its_terms_stay_on_the_device(fake):
+def test_energy_and_its_terms_stay_on_the_device(fake_cuda):
     step = functional.hebbian_step(
         make_kernel("gaussian"), on_cuda(8, 4), on_cuda(6, 4), on_cuda(6), on_cuda(6, 6), 1e-3
     )
@@ -87,7 +71,7 @@ def test_energy_and_its_terms_stay_on_the_device(fake):
     assert terms.total.dtype == torch.float64
 
 
-def test_validation_stays_on_the_device(fake, spec):
+def test_validation_stays_on_the_device(fake_cuda, spec):
     module = model(spec[0], **spec[1])
     logged = {}
     module.__dict__["_trainer"] = SimpleNamespace(state=SimpleNamespace(fn="validate"))
@@ -99,7 +83,7 @@ def test_validation_stays_on_the_device(fake, spec):
 
 
 @pytest.mark.parametrize("readout", READOUTS)
-def test_readouts_stay_on_the_device(fake, spec, readout):
+def test_readouts_stay_on_the_device(fake_cuda, spec, readout):
     network = model(spec[0], **spec[1]).network
     features = read_out(network, readout, on_cuda(20, 4), sample=on_cuda(30, 4), block=8)
     assert features.shape == (20, 6)
@@ -108,8 +92,8 @@ def test_readouts_stay_on_the_device(fake, spec, readout):
 
 
 @pytest.mark.parametrize("inside", [torch.float32, torch.float64])
-def test_the_extractor_stays_on_the_device_and_asks_nothing(fake, spec, inside):
-    """Raw input and points, whether the preprocessing came from the host, the device or nowhere."""
+def test_the_extractor_stays_on_the_device_and_does_not_synchronise(fake_cuda, spec, inside):
+    """For raw inputs and for points, with preprocessing from the CPU, from the device, and without."""
     kernel = make_kernel(spec[0], **spec[1])
     W, M = on_cuda(6, 4, dtype=inside), on_cuda(6, 5, dtype=inside)
     here = Preprocessing(torch.zeros(4), torch.ones(4), image_shape=(2, 2), crop=1)
@@ -123,12 +107,12 @@ def test_the_extractor_stays_on_the_device_and_asks_nothing(fake, spec, inside):
             assert features.dtype == (dtype if dtype.is_floating_point else torch.float32)
         rows = extractor.features(on_cuda(7, 4))
         assert (rows.shape, rows.device, rows.dtype) == ((7, 5), CUDA, inside)
-    assert here.mean.device.type == "cpu"  # whoever gave it still has it
+    assert here.mean.device.type == "cpu"  # the caller's object is not moved
     cropped = FeatureExtractor(kernel, W, M, here)(on_cuda(7, 4, 4))
     assert (cropped.shape, cropped.device) == ((7, 5), CUDA)
 
 
-def test_the_extractor_follows_the_model_around_it(fake):
+def test_the_extractor_moves_with_the_model_that_contains_it(fake_cuda):
     extractor = FeatureExtractor(make_kernel("gaussian"), torch.zeros(6, 4), torch.zeros(6, 5))
     model = torch.nn.Sequential(extractor, torch.nn.ReLU()).to(CUDA, torch.float16)
     assert {value.device for value in model.state_dict().values()} == {CUDA}
@@ -138,7 +122,7 @@ def test_the_extractor_follows_the_model_around_it(fake):
     assert (y.shape, y.device, y.dtype) == ((7, 5), CUDA, torch.float16)
 
 
-def test_the_exact_L_stays_on_the_device(fake, spec):
+def test_the_exact_L_stays_on_the_device(fake_cuda, spec):
     network = model(spec[0], **spec[1]).network
     total, count = similarity_moment(network.kernel, [on_cuda(30, 4)], network.W)
     found = solve_inner(total / count, network.kernel.diag(network.W), network.q, 1e-3)
@@ -147,15 +131,15 @@ def test_the_exact_L_stays_on_the_device(fake, spec):
     assert optimal_scale(total, network.kernel.diag(network.W)).device == CUDA
 
 
-def test_the_kernel_error_stays_on_the_device(fake, kernel):
+def test_the_kernel_error_stays_on_the_device(fake_cuda, kernel):
     x, y, z = on_cuda(50, 4), on_cuda(50, 6), on_cuda(50, 3)
     sums = kernel_squared_errors(kernel, x, [y, z], symmetric_tiles(50, 16))
     assert nrmse_from_sums(sums).device == CUDA
 
 
 @pytest.mark.parametrize("samples", [60, 10])
-def test_the_probe_stays_on_the_device(fake, samples):
-    """Between two questions whether it has converged: nine iterations."""
+def test_the_probe_stays_on_the_device(fake_cuda, samples):
+    """For nine iterations; every tenth checks for convergence, which synchronises."""
     x, labels = on_cuda(3, samples, 20), on_cuda(3, samples, dtype=torch.int64)
     found = fit_softmax(x, labels, [1e-3, 1e-1], 4, max_iterations=9)
     assert found.W.shape == (3, 2, 20, 4)
@@ -164,15 +148,15 @@ def test_the_probe_stays_on_the_device(fake, samples):
     assert accuracy.device == CUDA
 
 
-def test_the_distances_of_kmeans_stay_on_the_device(fake):
+def test_the_distances_of_kmeans_stay_on_the_device(fake_cuda):
     assert _distances(on_cuda(40, 5), on_cuda(3, 4, 5)).shape == (40, 3, 4)
 
 
-def test_the_start_at_data_points_stays_on_the_device(fake):
+def test_the_choice_of_initial_landmarks_stays_on_the_device(fake_cuda):
     chosen = kernel_kmeans_plus_plus(make_kernel("gaussian"), on_cuda(30, 4), 5)
     assert chosen.device == CUDA
 
 
-def test_the_computations_of_the_figures_stay_on_the_device(fake, spec):
-    computed = figure_tensors(model(spec[0], **spec[1]), on_cuda(40, 4))
+def test_the_values_of_the_figures_stay_on_the_device(fake_cuda, spec):
+    computed = portrait(model(spec[0], **spec[1]).network, on_cuda(40, 4))
     assert {value.device for value in computed.values()} == {CUDA}

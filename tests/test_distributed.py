@@ -1,4 +1,4 @@
-"""Two gloo processes on the CPU: what several GPUs and nodes rest on."""
+"""Training with two gloo processes on the CPU, which stand for several GPUs or nodes."""
 
 import json
 import subprocess
@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parent / "ddp_run.py"
+from helpers.paths import ROOT
+from helpers.processes import PATIENCE
+
+SCRIPT = ROOT / "tests" / "helpers" / "ddp_run.py"
 
 
 def launch(folder: Path, devices: int, batch_size: int, updates: int, *more: str):
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(SCRIPT), str(folder), str(devices), str(batch_size), str(updates), *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def run(folder: Path, devices: int, batch_size: int, updates: int, *more: str):
@@ -38,7 +41,7 @@ def one(tmp_path_factory):
     return folder, *run(folder, 1, 64, 50, "adaptive")
 
 
-def test_two_ranks_equal_one_with_phases_too(tmp_path):
+def test_two_ranks_of_32_equal_one_of_64_with_phases(tmp_path):
     (alone,), _ = run(tmp_path / "one", 1, 64, 50, "phases")
     (first, second), _ = run(tmp_path / "two", 2, 32, 50, "phases")
     for name, value in alone.items():
@@ -70,27 +73,26 @@ def test_scores_do_not_depend_on_the_number_of_ranks(one, two):
     assert alone["metric"] == pytest.approx(alone["val/kernel_nrmse"], rel=1e-5)
 
 
-def test_only_the_first_rank_makes_a_run_folder(two):
+def test_only_the_first_rank_creates_a_run_folder(two):
     folder = two[0]
     assert [path.name for path in (folder / "run").iterdir()] == ["of_50"]
     assert (folder / "run" / "of_50" / "figures" / "overview.png").is_file()
 
 
 def test_two_ranks_write_the_features_that_one_writes(one, two):
-    """In the order of the points, once, with all labels; each rank has its own half of the points and the last digits
-    of the weights."""
+    """Every point once, in order, with its label. The ranks' weights differ in the last digits, hence the tolerance."""
     with np.load(one[0] / "features_of_50.npz") as alone, np.load(two[0] / "features_of_50.npz") as together:
         assert sorted(alone.files) == sorted(together.files) == ["extractor", "features", "labels"]
         np.testing.assert_allclose(together["features"], alone["features"], rtol=0, atol=1e-3)
         assert alone["features"].shape == (300, 8)
-        assert np.linalg.norm(together["features"], axis=1).min() > 0.01  # no row was left out
+        assert np.linalg.norm(together["features"], axis=1).min() > 0.01  # no row is missing
         assert np.array_equal(together["labels"], alone["labels"])
         about = json.loads(str(together["extractor"]))
     assert (about["samples"], about["readout"]) == (300, "least_squares")
-    assert [path.name for path in two[0].glob(".*")] == []  # no draft is left
+    assert [path.name for path in two[0].glob(".*")] == []  # no temporary file is left
 
 
-def test_two_ranks_resume_to_the_same_bits(two, tmp_path):
+def test_two_ranks_resume_bitwise(two, tmp_path):
     _, (whole, _), _ = two
     run(tmp_path, 2, 32, 30, "adaptive")
     (resumed, other), _ = run(
@@ -101,12 +103,12 @@ def test_two_ranks_resume_to_the_same_bits(two, tmp_path):
         assert torch.equal(other[name], value), name
 
 
-def test_a_divergence_stops_all_ranks_with_the_same_sentence(tmp_path):
+def test_a_divergence_stops_all_ranks_with_the_same_message(tmp_path):
     result = launch(tmp_path, 2, 32, 100, "wild")
     assert result.returncode != 0
-    sentences = {path.name: path.read_text() for path in tmp_path.glob("error_*.txt")}
-    assert set(sentences) == {"error_0.txt", "error_1.txt"}
-    assert sentences["error_0.txt"] == sentences["error_1.txt"]
-    assert sentences["error_0.txt"].startswith("Training diverged at update 3")
+    messages = {path.name: path.read_text() for path in tmp_path.glob("error_*.txt")}
+    assert set(messages) == {"error_0.txt", "error_1.txt"}
+    assert messages["error_0.txt"] == messages["error_1.txt"]
+    assert messages["error_0.txt"].startswith("Training diverged at update 3")
     saved = torch.load(tmp_path / "run" / "of_100" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     assert all(value.isfinite().all() for value in saved.values())

@@ -1,4 +1,4 @@
-"""Files for other programs: read back without this package's code, at every batch size, against the extractor."""
+"""Exported files, loaded without this package and compared with the definition at several batch sizes."""
 
 import json
 import math
@@ -11,9 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from test_cli import FEW, HALF_MOONS, refused
-from test_extractor import MEAN, SCALE, extractor_of, raw_points, reference
 
+from helpers.commands import FEW, HALF_MOONS, refused
+from helpers.extractors import MEAN, SCALE, extractor_of, raw_points, reference
 from ksm_lightning import FeatureExtractor
 from ksm_lightning import export as export_module
 from ksm_lightning.cli import main
@@ -27,7 +27,7 @@ POLYNOMIAL = ("polynomial", {"degree": 3})
 
 
 def program_of(path: Path):
-    """What another program makes of the file: a function of float32 arrays."""
+    """Load the file as a function of float32 arrays."""
     if path.suffix == ".onnx":
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         return lambda x: session.run(None, {"x": x})[0]
@@ -56,7 +56,7 @@ def check(path: Path, spec, readout: str, shape: tuple[int, ...]) -> None:
     ],
 )
 @pytest.mark.parametrize("format", ["torch", "onnx", "safetensors"])
-def test_a_file_gives_the_features_of_the_definition_for_any_batch(tmp_path, format, spec, readout, shape, dtype):
+def test_a_file_gives_the_features_of_the_definition_for_any_batch_size(tmp_path, format, spec, readout, shape, dtype):
     extractor = extractor_of(make_kernel(spec[0], **spec[1]), readout)
     assert extractor.W.dtype == dtype
     path = tmp_path / "new" / f"x{export_module.SUFFIXES[format]}"
@@ -94,29 +94,29 @@ def test_every_kernel_can_be_exported(tmp_path, spec, format):
     check(path, spec, "neural", (4,))
 
 
-def test_a_file_crops_what_the_extractor_crops(tmp_path):
-    """By hand: of the image 0 to 15, the middle is 5, 6, 9, 10; minus 1, halved."""
+def test_an_exported_program_crops_images(tmp_path):
+    """By hand: the centre of the image 0 to 15 is 5, 6, 9, 10; subtract 1 and divide by 2."""
     prepare = Preprocessing(torch.ones(4), torch.full((4,), 2.0), image_shape=(2, 2), crop=1)
     extractor = FeatureExtractor(LinearKernel(), torch.eye(4), torch.eye(4), prepare)
     export(extractor, tmp_path / "x.pt2", "torch", (1, 4, 4))
     image = np.arange(16.0, dtype=np.float32).reshape(1, 1, 4, 4)
     assert program_of(tmp_path / "x.pt2")(image).tolist() == [[2.0, 2.5, 4.0, 4.5]]
-    with pytest.raises(ValueError, match=r"Inputs of shape \(4,\) have 4 values, and the extractor takes 16"):
+    with pytest.raises(ValueError, match=r"Inputs of shape \(4,\) have 4 values, but the extractor takes 16"):
         export(extractor, tmp_path / "y.pt2", "torch", (4,))
 
 
-# ---------------------------------------------------------------------- what it is made of
+# ---------------------------------------------------------------------- parts and errors
 
 
-def test_the_arc_cosine_of_onnx_is_that_of_numpy():
+def test_the_arc_cosine_for_onnx_equals_that_of_numpy():
     dense = np.concatenate([np.linspace(-1, 1, 200_001), 1 - np.logspace(-16, 0, 2001), -1 + np.logspace(-16, 0, 2001)])
     found = float64_acos(torch.tensor(dense)).numpy()
     assert np.abs(found - np.arccos(dense)).max() < 2e-13
     assert float64_acos(torch.tensor([1.0, 0.0, -1.0]).double()).tolist() == [0.0, math.pi / 2, math.pi]
-    assert float64_acos(torch.zeros(1)) is NotImplemented  # float32 is left to the runtime
+    assert float64_acos(torch.zeros(1)) is NotImplemented  # the runtime supports float32
 
 
-def test_the_inputs_it_is_tried_on_are_raw_and_lie_where_the_landmarks_are():
+def test_example_inputs_are_raw_and_near_the_landmarks():
     extractor = extractor_of()
     raw = example_inputs(extractor)
     assert raw.dtype == torch.float32
@@ -126,9 +126,9 @@ def test_the_inputs_it_is_tried_on_are_raw_and_lie_where_the_landmarks_are():
     assert len(example_inputs(extractor, count=3)) == 9
 
 
-def test_asking_for_inputs_leaves_the_extractor_where_it_is():
+def test_example_inputs_do_not_move_the_extractor():
     extractor = FeatureExtractor(LinearKernel(), torch.empty(3, 4, device="meta"), torch.empty(3, 3, device="meta"))
-    with pytest.raises(NotImplementedError, match="meta"):  # its numbers are nowhere
+    with pytest.raises(NotImplementedError, match="meta"):  # meta tensors have no values
         example_inputs(extractor)
     assert extractor.preprocessing.mean.device.type == "meta"
 
@@ -140,31 +140,31 @@ def test_asking_for_inputs_leaves_the_extractor_where_it_is():
         ("x.onnx", "torch", None, "is written to a .pt2 file"),
         ("x", "safetensors", None, "is written to a .safetensors file"),
         ("x.pb", "tensorflow", None, "There is no format 'tensorflow': choose one of torch, onnx, safetensors"),
-        ("x.pt2", "torch", (5,), r"Inputs of shape \(5,\) have 5 values, and the extractor takes 4"),
-        ("x.pt2", "torch", (-2, -2), "The sides of an input are at least 1, got the shape"),
+        ("x.pt2", "torch", (5,), r"Inputs of shape \(5,\) have 5 values, but the extractor takes 4"),
+        ("x.pt2", "torch", (-2, -2), r"Every side of `input_shape` must be at least 1, got \(-2, -2\)"),
         ("x.pt2", "torch", (2, 2, 2), "have 8 values"),
     ],
 )
-def test_impossible_files_are_refused_and_nothing_is_written(tmp_path, name, format, shape, message):
+def test_invalid_arguments_are_refused_and_nothing_is_written(tmp_path, name, format, shape, message):
     with pytest.raises(ValueError, match=message):
         export(extractor_of(), tmp_path / name, format, shape)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("wrong", [lambda y: y + 2e-5, lambda y: y * torch.nan, lambda y: torch.where(y > 0, y, 1)])
-def test_features_that_differ_are_not_written(tmp_path, monkeypatch, wrong):
+def test_a_file_with_different_features_is_not_written(tmp_path, monkeypatch, wrong):
     def read(path):
         extractor = FeatureExtractor.load(path)
         return lambda x: wrong(extractor(x))
 
     write = export_module._safetensors[0]
     monkeypatch.setattr(export_module, "_safetensors", (write, read))
-    with pytest.raises(ValueError, match=r"The features of the file differ by .* and were not written"):
+    with pytest.raises(ValueError, match=r"The exported features differ by .*, so no file was written"):
         export(extractor_of(), tmp_path / "x.safetensors", "safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_wrong_batch_size_is_enough(tmp_path, monkeypatch):
+def test_a_difference_at_one_batch_size_is_detected(tmp_path, monkeypatch):
     def read(path):
         extractor = FeatureExtractor.load(path)
         return lambda x: extractor(x) * (torch.nan if len(x) == 1 else 1)
@@ -174,7 +174,7 @@ def test_one_wrong_batch_size_is_enough(tmp_path, monkeypatch):
         export(extractor_of(), tmp_path / "x.safetensors", "safetensors")
 
 
-def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = extractor_of().save(tmp_path / "x.safetensors")
     before = path.read_bytes()
 
@@ -190,9 +190,9 @@ def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["onnx", "onnxscript", "onnxruntime"])
-def test_a_missing_package_is_named_with_its_remedy(tmp_path, monkeypatch, name):
-    monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    with pytest.raises(ModuleNotFoundError, match=rf"needs the package {name}: .*pip install 'ksm_lightning\[onnx\]'"):
+def test_a_missing_package_is_named_with_the_command_to_install_it(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)  # the import fails
+    with pytest.raises(ModuleNotFoundError, match=rf"needs the package {name}: run pip install .*\[onnx\]"):
         export(extractor_of(), tmp_path / "x.onnx", "onnx")
     assert list(tmp_path.iterdir()) == []
 
@@ -202,7 +202,7 @@ def test_a_missing_package_is_named_with_its_remedy(tmp_path, monkeypatch, name)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run folder that ``ksm fit`` made."""
+    """A run folder of ``ksm fit``."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -212,7 +212,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def run(trained, tmp_path, monkeypatch):
-    """A copy of it in a folder of the test's own."""
+    """A copy of the run folder in ``tmp_path``."""
     import shutil
 
     copied = shutil.copytree(trained, tmp_path / "runs" / "half_moons" / "version_0")
@@ -224,30 +224,30 @@ def ckpt(run) -> str:
     return str(run / "checkpoints" / "last.ckpt")
 
 
-def test_a_checkpoint_becomes_a_file_in_its_run_folder(run, capsys):
+def test_a_checkpoint_is_exported_to_its_run_folder(run, capsys):
     main(["export", f"--ckpt_path={ckpt(run)}"])
     path = run / "neural.safetensors"
     extractor = FeatureExtractor.load(path)
     assert extractor.identity == FeatureExtractor.from_checkpoint(ckpt(run)).identity
     out = capsys.readouterr().out
     assert f"Features of the readout neural: {path} (extractor {extractor.identity})" in out
-    assert "Takes float32 (batch, 2) and gives (batch, 4)" in out
-    assert f"Use it:  ksm_lightning.FeatureExtractor.load('{path}')" in out
-    assert float(re.search(r"differs from PyTorch by ([\d.e+-]+) at most", out)[1]) < 1e-5
+    assert "Input: float32 (batch, 2); output: (batch, 4)." in out
+    assert f"Usage:  ksm_lightning.FeatureExtractor.load('{path}')" in out
+    assert float(re.search(r"Largest difference from PyTorch on \d+ inputs: ([\d.e+-]+)\.", out)[1]) < 1e-5
     assert extractor.preprocessing.mean.abs().min() > 0.1
 
 
-def test_from_inside_the_checkpoints_folder_it_is_the_same_place(run, monkeypatch):
+def test_the_run_folder_is_found_from_inside_the_checkpoints_folder(run, monkeypatch):
     monkeypatch.chdir(run / "checkpoints")
     main(["export", "--ckpt_path=last.ckpt"])
     assert [path.name for path in Path("..").glob("*.safetensors")] == ["neural.safetensors"]
     assert list(Path().glob("*.safetensors")) == []
 
 
-def test_onnx_by_one_command(run, capsys):
+def test_the_command_exports_onnx(run, capsys):
     main(["export", f"--ckpt_path={ckpt(run)}", "--format=onnx", "--readout=nystroem", "--out=mine/x.onnx",
           "--input_shape=[2, 1]"])  # fmt: skip
-    assert "Takes float32 (batch, 2, 1)" in capsys.readouterr().out
+    assert "Input: float32 (batch, 2, 1)" in capsys.readouterr().out
     raw = np.random.RandomState(0).randn(30, 2, 1).astype(np.float32)
     expected = FeatureExtractor.from_checkpoint(ckpt(run), "nystroem").transform(raw)
     np.testing.assert_allclose(program_of(Path("mine/x.onnx"))(raw), expected, rtol=0, atol=1e-5)
@@ -263,12 +263,12 @@ def test_least_squares_is_fitted_to_the_data_of_the_run(run):
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, rtol=0, atol=1e-5)
 
 
-def test_data_that_would_not_be_used_is_refused(run, capsys):
+def test_data_is_refused_for_readouts_that_do_not_use_it(run, capsys):
     sentence = refused(capsys, "export", f"--ckpt_path={ckpt(run)}", "--data=HalfMoonsDataModule")
-    assert sentence == "--data is what least_squares is fitted to, and the readout is neural: leave it out."
+    assert sentence == "--data is for fitting least_squares, but the readout is neural: remove it."
 
 
-def test_least_squares_takes_other_data_in_the_units_of_the_training(run, tmp_path):
+def test_least_squares_standardises_other_data_like_the_training_data(run, tmp_path):
     raw = np.random.RandomState(3).randn(150, 2) + 4
     np.save(tmp_path / "mine.npy", raw)
     main(["export", f"--ckpt_path={ckpt(run)}", "--readout=least_squares", "--data=ArrayDataModule",
@@ -279,18 +279,18 @@ def test_least_squares_takes_other_data_in_the_units_of_the_training(run, tmp_pa
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, rtol=0, atol=1e-4 * largest)
 
 
-def test_an_existing_file_is_never_replaced(run, capsys):
+def test_an_existing_file_is_not_replaced(run, capsys):
     (run / "neural.safetensors").write_bytes(b"precious")
     sentence = refused(capsys, "export", f"--ckpt_path={ckpt(run)}")
-    assert sentence.endswith("neural.safetensors exists already: name another file with --out.")
+    assert sentence.endswith("neural.safetensors exists already: choose another file with --out.")
     assert (run / "neural.safetensors").read_bytes() == b"precious"
 
 
-def test_a_checkpoint_outside_a_run_lands_beside_it_and_has_no_data(run, capsys, tmp_path):
+def test_a_checkpoint_outside_a_run_is_exported_next_to_it_and_has_no_data(run, capsys, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     moved = Path(ckpt(run)).rename(tmp_path / "elsewhere" / "best.ckpt")
     sentence = refused(capsys, "export", f"--ckpt_path={moved}", "--readout=least_squares")
-    assert "the checkpoint lies in no run folder that would say which: give --data" in sentence
+    assert "the checkpoint is not in a run folder: give --data" in sentence
     main(["export", f"--ckpt_path={moved}"])
     assert sorted(path.name for path in moved.parent.iterdir()) == ["best.ckpt", "neural.safetensors"]
 
@@ -299,13 +299,13 @@ def test_a_checkpoint_outside_a_run_lands_beside_it_and_has_no_data(run, capsys,
     ("options", "message"),
     [
         (["--out=x.txt"], "The format safetensors is written to a .safetensors file, got x.txt"),
-        (["--format=torch", "--input_shape=[3]"], "have 3 values, and the extractor takes 2"),
+        (["--format=torch", "--input_shape=[3]"], "have 3 values, but the extractor takes 2"),
         (["--format=tflite"], "tflite"),
         (["--readout=pca"], "pca"),
         (["--ckpt_path=nowhere.ckpt"], "There is no checkpoint nowhere.ckpt"),
     ],
 )
-def test_wrong_options_get_one_sentence_and_leave_nothing(run, capsys, options, message):
+def test_invalid_options_give_one_sentence_and_write_nothing(run, capsys, options, message):
     before = sorted(run.rglob("*"))
     assert message in refused(capsys, "export", f"--ckpt_path={ckpt(run)}", *options)
     assert sorted(run.rglob("*")) == before
@@ -318,12 +318,12 @@ def test_help_explains_every_option(capsys):
     assert stop.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     for explanation in (
-        "The checkpoint.", "onnx a .onnx for ONNX runtimes", "neural is the network's response",
-        "which must not exist yet", "a row of raw values unless given", "Data that least_squares is fitted to",
+        "The checkpoint.", "onnx a .onnx file for ONNX runtimes", "neural is the network's response",
+        "which must not exist.", "Default: one row of raw values.", "Data for fitting least_squares.",
     ):  # fmt: skip
         assert explanation in text
 
 
-def test_the_run_is_what_the_fixture_says(run):
+def test_the_fixture_has_100_updates(run):
     assert read_checkpoint(ckpt(run))["global_step"] == 100
     assert Path(HALF_MOONS).is_file()

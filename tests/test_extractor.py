@@ -1,4 +1,4 @@
-"""The feature extractor against f((raw - mean) / scale, W) M written out, in every dtype, shape, file and pipeline."""
+"""The feature extractor against ``f((raw - mean) / scale, W) M``: dtypes, shapes, files and pipelines."""
 
 import copy
 import json
@@ -17,66 +17,22 @@ from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from test_checkpoint import changed
-from test_mnist import arrays
-from test_mnist import small as small  # a fixture
-from test_module import fit, model, moons
 from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-import references
+from helpers import references
+from helpers.checkpoints import changed
+from helpers.extractors import MEAN, SCALE, extractor_of, network_of, prepare, raw_points, reference
+from helpers.mnist_files import arrays
+from helpers.runs import fit, model, moons
 from ksm_lightning import FeatureExtractor
 from ksm_lightning.data import ArrayDataModule, CroppedMNISTDataModule, DigitsDataModule
 from ksm_lightning.extractor import sufficient_dtype
 from ksm_lightning.kernels import GaussianKernel, LinearKernel, register_kernel, registry
-from ksm_lightning.learning.schedule import AdaptiveSchedule, Phase
-from ksm_lightning.learning.train import train
-from ksm_lightning.network.ksm_network import KSMNetwork
+from ksm_lightning.learning import AdaptiveSchedule, Phase, train
 from ksm_lightning.network.preprocessing import Preprocessing
-from ksm_lightning.network.readout import READOUTS, least_squares_matrix, nystroem_matrix
-
-MEAN, SCALE = np.array([3.0, -2.0, 0.5, 10.0]), np.array([2.0, 0.5, 1.0, 4.0])
-
-
-def network_of(kernel, seed=1, neurons=7, features=4) -> KSMNetwork:
-    generator = torch.Generator().manual_seed(seed)
-    network = KSMNetwork(kernel, features, neurons, ridge=0.01, generator=generator)
-    with torch.no_grad():
-        network.q.copy_(0.5 + torch.rand(neurons, generator=generator))
-        root = torch.randn(neurons, neurons, generator=generator)
-        L = torch.eye(neurons) + root @ root.mT / neurons
-        network.L.copy_((L + L.mT) / 2)  # a product is symmetric but for rounding
-    return network
-
-
-def prepare() -> Preprocessing:
-    return Preprocessing(torch.tensor(MEAN), torch.tensor(SCALE), image_shape=(2, 2))
-
-
-def raw_points(count=40, seed=2) -> np.ndarray:
-    return MEAN + SCALE * np.random.RandomState(seed).randn(count, 4)
-
-
-def extractor_of(kernel=None, readout="neural", **options) -> FeatureExtractor:
-    network = network_of(kernel or GaussianKernel(0.7))
-    return FeatureExtractor.from_network(
-        network, readout, sample=raw_points(60, seed=5), preprocessing=prepare(), **options
-    )
-
-
-def reference(spec, readout: str, raw: np.ndarray) -> np.ndarray:
-    """The features from their definition, in numpy's float64 and with loops for the kernel."""
-    network = network_of(registry.make_kernel(spec[0], **spec[1]))
-    W, q, L = (p.detach().double() for p in (network.W, network.q, network.L))
-    x = torch.tensor((raw.astype(np.float64) - MEAN) / SCALE)
-    drive = references.gram(*spec, x, W).numpy()
-    if readout == "neural":
-        return drive * q.numpy() @ np.linalg.inv(L.numpy() + 0.01 * np.eye(len(L)))
-    if readout == "nystroem":
-        return drive @ nystroem_matrix(network.kernel, W).numpy()
-    sample = torch.tensor((raw_points(60, seed=5) - MEAN) / SCALE)
-    return drive @ least_squares_matrix(network.kernel, W, sample).numpy()
+from ksm_lightning.network.readout import READOUTS, LandmarkFeatures, nystroem_matrix
 
 
 def largest(features) -> float:
@@ -87,7 +43,7 @@ def largest(features) -> float:
 
 
 @pytest.mark.parametrize("readout", READOUTS)
-def test_features_are_those_of_the_definition(spec, readout):
+def test_features_equal_the_definition(spec, readout):
     raw = raw_points()
     expected = reference(spec, readout, raw)
     extractor = extractor_of(registry.make_kernel(spec[0], **spec[1]), readout)
@@ -96,14 +52,14 @@ def test_features_are_those_of_the_definition(spec, readout):
     np.testing.assert_allclose(exact.transform(raw), expected, rtol=0, atol=1e-9 * largest(expected))
 
 
-def test_two_landmarks_by_hand():
-    """A linear kernel: f(x, W) = x, so the features of (5, 1) are ((5 - 1) / 2, (1 - 1) / 4) times M."""
+def test_two_landmarks_computed_by_hand():
+    """With a linear kernel and W = I, the features of (5, 1) are ((5 - 1) / 2, (1 - 1) / 4) M."""
     prepared = Preprocessing(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 4.0]))
     extractor = FeatureExtractor(LinearKernel(), torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), prepared)
     assert extractor(torch.tensor([[5.0, 1.0], [1.0, 5.0]])).tolist() == [[2.0, 4.0], [3.0, 4.0]]
 
 
-def test_every_point_a_landmark_makes_nystroem_the_exact_kernel():
+def test_every_point_a_landmark_makes_nystroem_exact():
     raw = raw_points(30)
     W = (torch.tensor(raw) - torch.tensor(MEAN)) / torch.tensor(SCALE)
     extractor = FeatureExtractor(
@@ -129,21 +85,21 @@ def test_a_readout_may_have_fewer_features_than_landmarks():
     [(torch.float64, 3e-6), (torch.float32, 3e-6), (torch.float16, 1e-2), (torch.bfloat16, 5e-2)],
 )
 @pytest.mark.parametrize("readout", READOUTS)
-def test_features_come_in_the_dtype_of_the_input(dtype, tolerance, readout):
-    """float16 has 3 digits and bfloat16 2, of the input; inside nothing more is lost."""
+def test_features_have_the_dtype_of_the_input(dtype, tolerance, readout):
+    """float16 has 3 digits and bfloat16 has 2. Only input and output are rounded to them."""
     raw = torch.tensor(raw_points())
     spec = ("gaussian", {"sigma": 0.7})
     extractor, expected = extractor_of(readout=readout), reference(spec, readout, raw.numpy())
     features = extractor(raw.to(dtype))
     assert features.dtype == dtype
     assert np.abs(features.double().numpy() - expected).max() < tolerance * max(1.0, largest(expected))
-    # What is lost is the input's rounding and that of the result: the computation sees the input as it is.
+    # Features of the rounded input differ only by the rounding of the output.
     of_rounded = reference(spec, readout, raw.to(dtype).double().numpy())
     assert np.abs(features.double().numpy() - of_rounded).max() < max(5e-6, torch.finfo(dtype).eps) * largest(expected)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int64, bool])
-def test_whole_numbers_give_float32(dtype):
+def test_features_of_integers_are_float32(dtype):
     raw = np.random.RandomState(0).randint(0, 2 if dtype is bool else 12, (20, 4)).astype(dtype)
     features = extractor_of().transform(raw)
     assert features.dtype == np.float32
@@ -158,7 +114,7 @@ def test_images_are_flattened(shape):
     assert np.array_equal(extractor.transform(raw.view(shape).numpy()), extractor.transform(raw.numpy()))
 
 
-def test_a_layout_in_memory_changes_nothing():
+def test_the_memory_layout_of_the_input_does_not_change_the_features():
     raw, extractor = torch.tensor(raw_points(20)), extractor_of()
     expected = extractor(raw)
     wide = torch.zeros(20, 8, dtype=torch.float64)
@@ -169,7 +125,7 @@ def test_a_layout_in_memory_changes_nothing():
 
 
 @pytest.mark.parametrize("shape", [(20, 5), (20, 2, 3), (4,), ()])
-def test_another_number_of_features_is_refused(shape):
+def test_a_wrong_number_of_features_is_refused(shape):
     with pytest.raises(ValueError, match=r"Inputs must be \(batch, 4\) or images of 2 x 2 pixels, got the shape"):
         extractor_of()(torch.zeros(shape))
 
@@ -178,38 +134,38 @@ def test_another_number_of_features_is_refused(shape):
 
 
 @pytest.mark.parametrize("cast", [lambda m: m.half(), lambda m: m.to(torch.bfloat16), lambda m: m.double()])
-def test_a_cast_of_the_model_around_it_leaves_it_alone(cast):
+def test_casting_the_surrounding_model_does_not_change_the_extractor(cast):
     extractor = extractor_of()
     before = {name: value.clone() for name, value in extractor.state_dict().items()}
     cast(nn.Sequential(extractor, nn.Linear(7, 2)))
     after = extractor.state_dict()
     assert {name: value.dtype for name, value in after.items()} == {
-        "W": torch.float32, "M": torch.float32,
+        "features.W": torch.float32, "features.M": torch.float32,
         "preprocessing.mean": torch.float64, "preprocessing.scale": torch.float64,
     }  # fmt: skip
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
-def test_training_a_head_leaves_the_extractor_bitwise():
+def test_training_a_head_does_not_change_the_extractor():
     extractor, raw = extractor_of(), torch.tensor(raw_points(), dtype=torch.float32)
     assert list(extractor.parameters()) == []
     network = nn.Sequential(extractor, nn.Linear(extractor.out_features, 2))
     before = copy.deepcopy(network.state_dict())
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
     first = network(raw)[:, 0].detach()
     labels = (first > first.median()).long()
     for _ in range(300):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = nn.functional.cross_entropy(network.train()(raw), labels)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss < 0.6
     moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
     assert moved == {"1.weight", "1.bias"}
 
 
-def test_the_gradient_of_the_input_is_that_of_the_definition(spec):
-    """Central differences of the float64 reference; nothing is kinked at random points."""
+def test_the_gradient_of_the_input_equals_finite_differences(spec):
+    """Central differences of the float64 reference. All kernels are smooth at random points."""
     raw = raw_points(3)
     extractor = extractor_of(registry.make_kernel(spec[0], **spec[1]), dtype=torch.float64)
     weights = np.random.RandomState(0).randn(3, 7)
@@ -233,7 +189,7 @@ def test_the_gradient_at_a_landmark_is_finite(spec):
 
 
 class Classifier(lightning.LightningModule):
-    """A head on the extractor that remembers what it was given."""
+    """A linear head on the extractor. Records inputs and features of every training step."""
 
     def __init__(self, extractor):
         super().__init__()
@@ -259,7 +215,7 @@ class Classifier(lightning.LightningModule):
     [(torch.float32, ("gaussian", {"sigma": 0.7})), (torch.float64, ("arc_cosine", {"order": 0}))],
     ids=["float32 inside", "float64 inside"],
 )
-def test_in_a_lightning_module_it_keeps_its_digits_whatever_the_precision(precision, dtype, inside, spec):
+def test_the_precision_of_a_trainer_does_not_change_the_extractor(precision, dtype, inside, spec):
     extractor = extractor_of(registry.make_kernel(spec[0], **spec[1]))
     assert extractor.W.dtype == inside
     before = copy.deepcopy(extractor.state_dict())
@@ -279,8 +235,8 @@ def test_in_a_lightning_module_it_keeps_its_digits_whatever_the_precision(precis
         assert error < max(1e-5, torch.finfo(dtype).eps) * largest(expected)
 
 
-def test_global_settings_of_precision_do_not_reach_it():
-    """Antiparallel vectors of the arc-cosine kernel have an angle of pi to all digits, so a similarity of 0."""
+def test_the_default_dtype_does_not_change_the_features():
+    """The arc-cosine kernel of antiparallel vectors is exactly 0 only if pi has all digits."""
     extractor = FeatureExtractor(
         registry.make_kernel("arc_cosine", order=0), torch.eye(2).double(), torch.eye(2).double()
     )
@@ -293,7 +249,7 @@ def test_global_settings_of_precision_do_not_reach_it():
     assert features.tolist() == [[0.0, 0.5], [0.5, 1.0]]
 
 
-# ---------------------------------------------------------------------- any amount of data
+# ---------------------------------------------------------------------- transform
 
 
 def test_every_kind_of_data_gives_the_same_features(tmp_path):
@@ -327,14 +283,14 @@ def test_every_kind_of_data_gives_the_same_features(tmp_path):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 49, 50, 51, 4096])
-def test_the_batch_size_changes_nothing(batch_size):
+def test_the_batch_size_does_not_change_the_features(batch_size):
     raw, extractor = raw_points(50), extractor_of(dtype=torch.float64)
     np.testing.assert_allclose(
         extractor.transform(raw, batch_size), extractor(torch.tensor(raw)).numpy(), rtol=0, atol=1e-13
     )
 
 
-def test_a_file_is_read_a_batch_at_a_time(tmp_path):
+def test_a_memory_mapped_file_is_read_in_batches(tmp_path):
     np.save(tmp_path / "raw.npy", raw_points(50))
     lengths = []
 
@@ -348,7 +304,7 @@ def test_a_file_is_read_a_batch_at_a_time(tmp_path):
     assert lengths == [16, 16, 16, 2]
 
 
-def test_a_bar_is_shown_on_request_alone(capsys):
+def test_a_progress_bar_is_shown_only_on_request(capsys):
     extractor = extractor_of()
     extractor.transform(raw_points(50), 16)
     assert capsys.readouterr() == ("", "")
@@ -356,13 +312,13 @@ def test_a_bar_is_shown_on_request_alone(capsys):
     assert "4/4" in capsys.readouterr().err
 
 
-class Endless(IterableDataset):
+class Unsized(IterableDataset):
     def __iter__(self):
         return iter(torch.tensor(raw_points(5)))
 
 
-def test_a_loader_without_a_length_is_walked_over():
-    assert extractor_of().transform(DataLoader(Endless(), batch_size=2)).shape == (5, 7)
+def test_a_loader_without_a_length_is_accepted():
+    assert extractor_of().transform(DataLoader(Unsized(), batch_size=2)).shape == (5, 7)
 
 
 BAD = raw_points(5)
@@ -372,16 +328,16 @@ BAD[3, 2] = np.nan
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (np.zeros((0, 4)), "There is no input to make features of"),
-        ([], "There is no input to make features of"),
-        (iter(()), "There is no input to make features of"),
+        (np.zeros((0, 4)), "The input is empty"),
+        ([], "The input is empty"),
+        (iter(()), "The input is empty"),
         (np.zeros((3, 5)), r"got the shape \(3, 5\)"),
         (np.zeros(4), r"got the shape \(4,\)"),
-        (np.float64(3), "Input has a point a row, got a single number"),
-        (torch.tensor(1.0), "Input has a point a row, got a single number"),
-        (BAD, "The input holds NaN or infinity"),
-        (torch.tensor([[torch.inf, 0, 0, 0]]), "The input holds NaN or infinity"),
-        ([torch.tensor(BAD)], "The input holds NaN or infinity"),
+        (np.float64(3), "Input must have one row per point, got a single number"),
+        (torch.tensor(1.0), "Input must have one row per point, got a single number"),
+        (BAD, "The input contains NaN or infinity"),
+        (torch.tensor([[torch.inf, 0, 0, 0]]), "The input contains NaN or infinity"),
+        ([torch.tensor(BAD)], "The input contains NaN or infinity"),
         (np.array([["a", "b", "c", "d"]]), "Input must be numbers, got <U1 in a ndarray"),
         (pd.DataFrame({"a": ["x"], "b": [1.0], "c": [1.0], "d": [1.0]}), "Input must be numbers, got object"),
         (np.zeros((2, 4), dtype=complex), "Input must be numbers, got complex128"),
@@ -393,13 +349,13 @@ BAD[3, 2] = np.nan
         (np.full((1, 4), 1e300), "Features are out of the range of torch.float64"),
     ],
 )
-def test_what_has_no_features_is_refused_in_one_sentence(data, message):
+def test_invalid_input_is_refused_in_one_sentence(data, message):
     with pytest.raises(ValueError, match=message) as caught:
         extractor_of().transform(data)
     assert "\n" not in str(caught.value)
 
 
-def test_features_beyond_float16_are_refused():
+def test_features_out_of_the_range_of_float16_are_refused():
     extractor = FeatureExtractor(registry.make_kernel("polynomial", degree=3), torch.eye(2), torch.eye(2))
     assert extractor.transform(np.full((1, 2), 100.0, dtype=np.float32)).tolist() == [[1e6, 1e6]]
     with pytest.raises(ValueError, match=r"out of the range of torch\.float16"):
@@ -413,13 +369,13 @@ def test_features_beyond_float16_are_refused():
     [
         (lambda: FeatureExtractor(LinearKernel(), torch.eye(3), torch.eye(2)), r"got \(3, 3\) in torch.float32"),
         (lambda: FeatureExtractor(LinearKernel(), torch.eye(2), torch.eye(2).double()), "in torch.float64"),
-        (lambda: FeatureExtractor(LinearKernel(), torch.eye(3), torch.eye(3), prepare()), "of 4 features"),
+        (lambda: FeatureExtractor(LinearKernel(), torch.eye(3), torch.eye(3), prepare()), "has 4 features"),
         (lambda: FeatureExtractor(LinearKernel(), torch.eye(2), torch.eye(2), readout="pca"), "no readout 'pca'"),
         (lambda: FeatureExtractor.from_network(network_of(LinearKernel()), "pca"), "no readout 'pca'"),
-        (lambda: FeatureExtractor.from_network(network_of(LinearKernel()), "least_squares"), "give it a `sample`"),
+        (lambda: FeatureExtractor.from_network(network_of(LinearKernel()), "least_squares"), "pass a `sample`"),
         (
             lambda: FeatureExtractor.from_network(network_of(LinearKernel()), "least_squares", sample=BAD),
-            "The sample holds NaN or infinity",
+            "The sample contains NaN or infinity",
         ),
         (
             lambda: FeatureExtractor.from_network(network_of(LinearKernel()), "least_squares", sample=BAD[:, :2]),
@@ -428,7 +384,7 @@ def test_features_beyond_float16_are_refused():
         (lambda: extractor_of(dtype=torch.float16), "computes in float32 or float64, got torch.float16"),
     ],
 )
-def test_an_impossible_extractor_is_refused(make, message):
+def test_an_invalid_extractor_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -439,14 +395,14 @@ def test_a_network_that_diverged_is_refused(name, readout):
     network = network_of(GaussianKernel(0.7))
     with torch.no_grad():
         getattr(network, name).view(-1)[0] = torch.nan
-    with pytest.raises(ValueError, match="values that are not finite: it diverged, use an older checkpoint"):
+    with pytest.raises(ValueError, match="weights that are not finite: it diverged, use an older checkpoint"):
         FeatureExtractor.from_network(network, readout, sample=raw_points())
 
 
-# ---------------------------------------------------------------------- its own copy
+# ---------------------------------------------------------------------- copies
 
 
-def test_it_is_independent_of_what_it_was_made_of():
+def test_changing_the_network_does_not_change_the_extractor():
     network, prepared, raw = network_of(GaussianKernel(0.7)), prepare(), raw_points()
     first = FeatureExtractor.from_network(network, preprocessing=prepared)
     before = first.transform(raw)
@@ -457,8 +413,8 @@ def test_it_is_independent_of_what_it_was_made_of():
     assert np.array_equal(first.transform(raw), before)
 
 
-def test_a_network_on_another_device_takes_its_preprocessing_along():
-    """There is no second device here but ``meta``, which knows places and no numbers."""
+def test_the_preprocessing_is_copied_to_the_device_of_the_landmarks():
+    """Uses the ``meta`` device, which every machine has."""
     W = torch.empty(7, 4, device="meta")
     shared = prepare()
     for given in (None, shared):
@@ -473,14 +429,14 @@ def test_a_network_on_another_device_takes_its_preprocessing_along():
     [copy.deepcopy, lambda extractor: pickle.loads(pickle.dumps(extractor)), copy.copy],
     ids=["deepcopy", "pickle", "copy"],
 )
-def test_a_copy_gives_the_same_bits(again):
+def test_a_copy_gives_identical_features(again):
     extractor, raw = extractor_of(), raw_points()
     copied = again(extractor)
     assert copied.identity == extractor.identity
     assert np.array_equal(copied.transform(raw), extractor.transform(raw))
 
 
-def test_a_state_dict_carries_all_numbers():
+def test_a_state_dict_restores_all_values():
     extractor, raw = extractor_of(), raw_points()
     other = FeatureExtractor.from_network(network_of(GaussianKernel(0.7), seed=9), dtype=torch.float32)
     assert not np.allclose(other.transform(raw), extractor.transform(raw), atol=1e-2)
@@ -488,36 +444,38 @@ def test_a_state_dict_carries_all_numbers():
     assert np.array_equal(other.transform(raw), extractor.transform(raw))
 
 
-def test_the_text_of_it_says_what_it_is():
+def test_repr_describes_the_extractor():
     text = repr(extractor_of(readout="nystroem"))
     assert "in_features=4, out_features=7, readout='nystroem', dtype=torch.float32" in text
     assert "GaussianKernel(sigma=0.7)" in text
     assert "image_shape=(2, 2), crop=0" in text
 
 
-# ---------------------------------------------------------------------- which dtype is enough
+# ---------------------------------------------------------------------- choice of dtype
+
+
+def nystroem_dtype(kernel, W) -> torch.dtype:
+    return sufficient_dtype(LandmarkFeatures(kernel, W, nystroem_matrix(kernel, W)))
 
 
 def test_a_well_conditioned_readout_is_float32_and_an_ill_conditioned_one_float64():
     W = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double()
     kernel = GaussianKernel(1.0)
-    assert sufficient_dtype(kernel, W, nystroem_matrix(kernel, W)) == torch.float32
-    # Two landmarks 1e-3 apart: the Gram matrix has an eigenvalue of 1e-6, whose root multiplies rounding by 1,000.
-    near = torch.cat([W, W[:1] + 1e-3])
-    assert sufficient_dtype(kernel, near, nystroem_matrix(kernel, near)) == torch.float64
+    assert nystroem_dtype(kernel, W) == torch.float32
+    # Landmarks at a distance of 1e-3: the Gram matrix has an eigenvalue of 1e-6, so M amplifies rounding by 1,000.
+    assert nystroem_dtype(kernel, torch.cat([W, W[:1] + 1e-3])) == torch.float64
     assert FeatureExtractor.from_network(network_of(kernel), "nystroem", dtype=torch.float64).W.dtype == torch.float64
 
 
-def test_what_float32_cannot_hold_is_float64():
-    """Landmarks far from the origin and close to each other; their digits, and those of the input, are in float64."""
-    kernel = GaussianKernel(0.5)
+def test_landmarks_far_from_the_origin_need_float64():
+    kernel, M = GaussianKernel(0.5), torch.eye(5).double()
     W = 1e6 + torch.randn(5, 2, dtype=torch.float64)
-    assert sufficient_dtype(kernel, W, torch.eye(5).double()) == torch.float64
-    assert sufficient_dtype(kernel, W - 1e6, torch.eye(5).double()) == torch.float32
+    assert sufficient_dtype(LandmarkFeatures(kernel, W, M)) == torch.float64
+    assert sufficient_dtype(LandmarkFeatures(kernel, W - 1e6, M)) == torch.float32
 
 
 def test_features_in_float32_are_exact_to_a_few_parts_in_a_million(spec):
-    """What :data:`_ROUNDING` promises at the landmarks, on random data around them, with a factor of 2 for its luck."""
+    """``_ROUNDING`` holds at the landmarks. Random data near them may have up to twice that error."""
     kernel = registry.make_kernel(spec[0], **spec[1])
     decided = []
     for features, neurons, scale in ((2, 6, 1.0), (2, 40, 1.0), (20, 30, 1.0), (2, 12, 0.2)):
@@ -532,7 +490,7 @@ def test_features_in_float32_are_exact_to_a_few_parts_in_a_million(spec):
             around = W.repeat(5, 1) + 0.01 * scale * torch.randn(5 * neurons, features, generator=generator)
             error = (extractor(around) - exact(around)).abs().max() / exact(around).abs().max()
             assert error < 6e-6, (features, neurons, readout)
-    has_cusp = spec[0] == "laplacian" or spec == ("arc_cosine", {"order": 0})  # rounding is a distance there
+    has_cusp = spec[0] == "laplacian" or spec == ("arc_cosine", {"order": 0})  # there, rounding acts like a distance
     assert (torch.float32 in decided) != has_cusp
 
 
@@ -546,7 +504,7 @@ def checkpoint_of(tmp_path, data, **options):
 
 
 def compare_with_network(module, path, raw, points):
-    """Raw input to the extractor against standardised points to the network."""
+    """Compare features of raw input by the extractor with features of standardised points by the network."""
     for readout in READOUTS:
         extractor = FeatureExtractor.from_checkpoint(path, readout, sample=raw)
         exact = copy.deepcopy(module).double()
@@ -557,15 +515,15 @@ def compare_with_network(module, path, raw, points):
         assert extractor.out_features == module.network.num_neurons
 
 
-def test_raw_half_moons(tmp_path):
+def test_a_checkpoint_of_half_moons_takes_raw_points(tmp_path):
     data = moons()
     module, path = checkpoint_of(tmp_path, data)
     raw = data.load()[1].x
-    assert np.abs(raw.mean(0)).max() > 0.1  # centring matters
+    assert np.abs(raw.mean(0)).max() > 0.1  # so centring makes a difference
     compare_with_network(module, path, raw, data.test_points.data)
 
 
-def test_raw_digits_in_any_shape(tmp_path):
+def test_a_checkpoint_of_digits_takes_images_in_any_shape(tmp_path):
     data = DigitsDataModule(seed=0)
     module, path = checkpoint_of(tmp_path, data, kernel="power_cosine", kernel_params={"alpha": 2})
     raw = data.load()[1].x
@@ -577,7 +535,7 @@ def test_raw_digits_in_any_shape(tmp_path):
 
 
 @pytest.mark.parametrize("memory_map", ["always", "never"])
-def test_raw_arrays_with_centring_and_scaling(tmp_path, memory_map):
+def test_a_checkpoint_of_arrays_includes_centring_and_scaling(tmp_path, memory_map):
     raw = raw_points(200)
     np.save(tmp_path / "raw.npy", raw)
     data = ArrayDataModule(
@@ -588,8 +546,8 @@ def test_raw_arrays_with_centring_and_scaling(tmp_path, memory_map):
     compare_with_network(module, path, raw, points)
 
 
-def test_raw_uncropped_images(tmp_path, small):
-    data = CroppedMNISTDataModule(data_dir=str(small), seed=0, batch_size=16)
+def test_a_checkpoint_of_cropped_images_takes_uncropped_ones(tmp_path, small_mnist):
+    data = CroppedMNISTDataModule(data_dir=str(small_mnist), seed=0, batch_size=16)
     module, path = checkpoint_of(tmp_path, data, kernel="power_cosine", kernel_params={"alpha": 2})
     images = np.concatenate([arrays()["train-images-idx3-ubyte"], arrays()["t10k-images-idx3-ubyte"]])
     compare_with_network(module, path, images.astype(np.float64), data.train_points.data)
@@ -603,7 +561,7 @@ def test_raw_uncropped_images(tmp_path, small):
         extractor.transform(images[:, 1:])
 
 
-def test_a_checkpoint_of_a_warm_up_has_the_warm_ups_kernel(tmp_path):
+def test_a_checkpoint_has_the_kernel_of_its_phase(tmp_path):
     phases = [Phase(20, kernel_params={"alpha": 1}), Phase(20)]
     module, data = model(kernel="power_cosine", kernel_params={"alpha": 3}, phases=phases), moons()
     x = data.test_points.data
@@ -616,7 +574,7 @@ def test_a_checkpoint_of_a_warm_up_has_the_warm_ups_kernel(tmp_path):
         assert_close(extractor.features(x), loaded(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_checkpoint_by_another_loader_takes_points_as_they_are(tmp_path):
+def test_a_checkpoint_of_a_plain_loader_has_no_preprocessing(tmp_path):
     x = moons().train_points.data
     module = model()
     trainer = lightning.Trainer(
@@ -631,8 +589,7 @@ def test_a_checkpoint_by_another_loader_takes_points_as_they_are(tmp_path):
     assert_close(extractor(x), module(x), rtol=0, atol=1e-5)
 
 
-def test_continuing_elsewhere_remembers_the_preprocessing(tmp_path):
-    """A model that was loaded and trained on with a loader of points keeps what was done to its data before."""
+def test_continued_training_with_a_plain_loader_keeps_the_preprocessing(tmp_path):
     data = moons()
     _, path = checkpoint_of(tmp_path, data)
     before = FeatureExtractor.from_checkpoint(path).preprocessing.mean
@@ -647,7 +604,7 @@ def test_continuing_elsewhere_remembers_the_preprocessing(tmp_path):
     assert torch.equal(FeatureExtractor.from_checkpoint(tmp_path / "y.ckpt").preprocessing.mean, before)
 
 
-def test_a_users_own_state_in_the_checkpoint_is_not_the_networks(tmp_path):
+def test_other_tensors_in_the_checkpoint_are_ignored(tmp_path):
     _, path = checkpoint_of(tmp_path, moons())
     expected = FeatureExtractor.from_checkpoint(path).identity
     changed(path, lambda content: content["state_dict"].update({"my_metric.total": torch.zeros(3)}))
@@ -683,7 +640,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path, spoil, messag
 
 @pytest.mark.parametrize("readout", READOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_saved_extractor_comes_back_bitwise(tmp_path, spec, readout, dtype):
+def test_a_saved_extractor_is_loaded_bitwise(tmp_path, spec, readout, dtype):
     extractor, raw = extractor_of(registry.make_kernel(spec[0], **spec[1]), readout, dtype=dtype), raw_points()
     path = extractor.save(tmp_path / "new" / "x.safetensors")
     loaded = FeatureExtractor.load(path)
@@ -692,7 +649,7 @@ def test_a_saved_extractor_comes_back_bitwise(tmp_path, spec, readout, dtype):
     assert (loaded.identity, loaded.metadata) == (extractor.identity, extractor.metadata)
 
 
-def test_the_file_says_what_it_is_to_any_reader(tmp_path):
+def test_the_file_holds_named_tensors_and_a_description(tmp_path):
     extractor = extractor_of(readout="nystroem")
     extractor.save(tmp_path / "x.safetensors")
     with safe_open(tmp_path / "x.safetensors", framework="np") as file:
@@ -707,7 +664,7 @@ def test_the_file_says_what_it_is_to_any_reader(tmp_path):
     assert mean.tolist() == MEAN.tolist()
 
 
-def test_the_identity_changes_with_every_ingredient_and_with_nothing_else():
+def test_the_identity_changes_with_every_component_and_with_nothing_else():
     def made(kernel=None, W=None, M=None, mean=None, scale=None, shape=(2, 2), crop=0, readout="neural"):
         generator = torch.Generator().manual_seed(0)
         W = torch.randn(7, 4, generator=generator) if W is None else W
@@ -743,7 +700,7 @@ def saved(tmp_path):
 
 
 def rewritten(path, change):
-    """The same file with other tensors or another description."""
+    """Change tensors or description of the file."""
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["ksm_lightning"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -751,37 +708,38 @@ def rewritten(path, change):
     save_file(tensors, path, metadata={"ksm_lightning": json.dumps(about)})
 
 
-def flip(path, place):
+def flip(path, index):
+    """Flip one bit of a byte."""
     content = bytearray(path.read_bytes())
-    content[place] ^= 0x10
+    content[index] ^= 0x10
     path.write_bytes(bytes(content))
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda p: p.unlink(), "There is no extractor"),
-        (lambda p: p.write_bytes(b""), "damaged, or no safetensors file"),
-        (lambda p: p.write_bytes(p.read_bytes()[: p.stat().st_size // 2]), "damaged, or no safetensors file"),
-        (lambda p: p.write_bytes(b"hello" * 100), "damaged, or no safetensors file"),
-        (lambda p: flip(p, -1), "its content is not what was saved"),
-        (lambda p: flip(p, -100), "its content is not what was saved"),
-        (lambda p: save_file({"W": torch.eye(2)}, p), "holds no feature extractor that this version"),
-        (lambda p: save_file({"W": torch.eye(2)}, p, {"ksm_lightning": "[1]"}), "holds no feature extractor"),
-        (lambda p: save_file({"W": torch.eye(2)}, p, {"ksm_lightning": "{"}), "damaged, or no safetensors file"),
-        (lambda p: rewritten(p, lambda t, a: a.update(format=2)), "holds no feature extractor that this version"),
+        (lambda p: p.unlink(), "does not exist"),
+        (lambda p: p.write_bytes(b""), "damaged or not a safetensors file"),
+        (lambda p: p.write_bytes(p.read_bytes()[: p.stat().st_size // 2]), "damaged or not a safetensors file"),
+        (lambda p: p.write_bytes(b"hello" * 100), "damaged or not a safetensors file"),
+        (lambda p: flip(p, -1), "its content does not match its identity"),
+        (lambda p: flip(p, -100), "its content does not match its identity"),
+        (lambda p: save_file({"W": torch.eye(2)}, p), "is not a feature extractor that this version"),
+        (lambda p: save_file({"W": torch.eye(2)}, p, {"ksm_lightning": "[1]"}), "is not a feature extractor"),
+        (lambda p: save_file({"W": torch.eye(2)}, p, {"ksm_lightning": "{"}), "damaged or not a safetensors file"),
+        (lambda p: rewritten(p, lambda t, a: a.update(format=2)), "is not a feature extractor that this version"),
         (lambda p: rewritten(p, lambda t, a: a.update(kernel="mine")), "No kernel is registered as 'mine'"),
         (lambda p: rewritten(p, lambda t, a: a.update(kernel_params={"alpha": 1})), "cannot be made from"),
         (lambda p: rewritten(p, lambda t, a: a.update(kernel_params=3)), "cannot be used"),
-        (lambda p: rewritten(p, lambda t, a: a.update(image_shape=4)), "no possible image shape"),
+        (lambda p: rewritten(p, lambda t, a: a.update(image_shape=4)), "an invalid image shape"),
         (lambda p: rewritten(p, lambda t, a: a.update(readout="pca")), "There is no readout 'pca'"),
-        (lambda p: rewritten(p, lambda t, a: a.pop("kernel")), "it lacks 'kernel'"),
-        (lambda p: rewritten(p, lambda t, a: a.pop("identity")), "its content is not what was saved"),
-        (lambda p: rewritten(p, lambda t, a: t.pop("M")), "it lacks 'M'"),
-        (lambda p: rewritten(p, lambda t, a: t.pop("preprocessing.mean")), "it lacks 'preprocessing.mean'"),
+        (lambda p: rewritten(p, lambda t, a: a.pop("kernel")), "'kernel' is missing"),
+        (lambda p: rewritten(p, lambda t, a: a.pop("identity")), "its content does not match its identity"),
+        (lambda p: rewritten(p, lambda t, a: t.pop("M")), "'M' is missing"),
+        (lambda p: rewritten(p, lambda t, a: t.pop("preprocessing.mean")), "'preprocessing.mean' is missing"),
         (lambda p: rewritten(p, lambda t, a: t.update(M=t["M"][:3])), r"got \(7, 4\) in torch.float32 and \(3, 7\)"),
         (lambda p: rewritten(p, lambda t, a: t["preprocessing.scale"].zero_()), "a scale that is not positive"),
-        (lambda p: rewritten(p, lambda t, a: a.update(crop=1)), "its content is not what was saved"),
+        (lambda p: rewritten(p, lambda t, a: a.update(crop=1)), "its content does not match its identity"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_sentence(tmp_path, spoil, message):
@@ -793,27 +751,27 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path, spoil, message):
     assert str(path) in str(caught.value)
 
 
-def test_a_flipped_bit_anywhere_is_noticed_or_does_not_matter(tmp_path):
-    """Every byte of the file in turn; what is loaded all the same has the same features."""
+def test_a_flipped_bit_is_detected_or_changes_no_feature(tmp_path):
+    """Flips a bit of every byte in turn. A file that still loads has the same tensors."""
     path = FeatureExtractor.from_network(network_of(GaussianKernel(0.7), neurons=2)).save(tmp_path / "x.safetensors")
     whole, expected = path.read_bytes(), FeatureExtractor.load(path).state_dict()
     (header,) = struct.unpack("<Q", whole[:8])
     refused: list[str] = []
-    for place in range(len(whole)):
+    for index in range(len(whole)):
         path.write_bytes(whole)
-        flip(path, place)
+        flip(path, index)
         try:
             found = FeatureExtractor.load(path)
         except ValueError as error:
             refused.append(str(error))
         else:
-            assert 8 < place < 8 + header  # never in the numbers
+            assert 8 < index < 8 + header  # in the header, not in the tensors
             assert all(torch.equal(found.state_dict()[name], value) for name, value in expected.items())
     assert len(refused) > 0.9 * len(whole)
     assert not any("\n" in sentence for sentence in refused)
 
 
-def test_only_registered_kernels_and_the_right_names_are_saved(tmp_path):
+def test_saving_needs_a_registered_kernel_and_the_right_suffix(tmp_path):
     class Mine(GaussianKernel):
         pass
 
@@ -821,7 +779,7 @@ def test_only_registered_kernels_and_the_right_names_are_saved(tmp_path):
     assert extractor(torch.eye(2)).shape == (2, 2)
     with pytest.raises(ValueError, match="Mine has no registered name"):
         extractor.save(tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match=r"saved as .safetensors, got .*x.pt"):
+    with pytest.raises(ValueError, match=r"saved to a .safetensors file, got .*x.pt"):
         extractor_of().save(tmp_path / "x.pt")
     register_kernel("test_extractor_mine")(Mine)
     extractor.save(tmp_path / "x.safetensors")
@@ -835,9 +793,9 @@ def test_only_registered_kernels_and_the_right_names_are_saved(tmp_path):
 # ---------------------------------------------------------------------- scikit-learn
 
 
-def test_a_pipeline_leaves_it_as_it_is():
+def test_a_pipeline_does_not_change_the_extractor():
     extractor, raw = extractor_of(), raw_points(100)
-    labels = (np.abs(raw - MEAN) / SCALE).max(1) > 1.6  # far from the middle, which no plane tells
+    labels = (np.abs(raw - MEAN) / SCALE).max(1) > 1.6  # far from the mean, not linearly separable
     identity = extractor.identity
     pipeline = make_pipeline(extractor.to_sklearn(), LogisticRegression(C=10)).fit(raw, labels)
     assert pipeline.score(raw, labels) > LogisticRegression().fit(raw, labels).score(raw, labels)
@@ -849,13 +807,13 @@ def test_a_pipeline_leaves_it_as_it_is():
 
 def test_a_clone_and_a_pickle_keep_the_features():
     transformer, raw = extractor_of().to_sklearn(), raw_points()
-    expected = transformer.transform(raw)  # no fit is needed
+    expected = transformer.transform(raw)  # without fit
     for again in (clone(transformer), pickle.loads(pickle.dumps(transformer)), clone(transformer).fit(raw[:3])):
         assert again.extractor is not transformer.extractor
         assert np.array_equal(again.transform(raw), expected)
 
 
-def test_a_grid_search_over_the_classifier_takes_it_along():
+def test_a_grid_search_over_the_classifier_keeps_the_extractor():
     raw = raw_points(90)
     labels = (raw[:, 0] > MEAN[0]).astype(int)
     pipeline = make_pipeline(extractor_of().to_sklearn(), LogisticRegression())
@@ -864,7 +822,7 @@ def test_a_grid_search_over_the_classifier_takes_it_along():
     assert search.best_estimator_[0].extractor.identity == extractor_of().identity
 
 
-def test_names_and_frames():
+def test_feature_names_and_data_frames():
     transformer, raw = extractor_of().to_sklearn(), raw_points(5)
     names = [f"frozentransformer{i}" for i in range(7)]
     assert list(transformer.get_feature_names_out()) == names
@@ -880,7 +838,7 @@ def test_names_and_frames():
     assert list(fitted.feature_names_in_) == list("abcd")
 
 
-def test_loading_uses_up_no_randomness(tmp_path):
+def test_loading_does_not_use_the_random_generator(tmp_path):
     trained = model(phases=None, updates=5)
     fit(trained, moons()).save_checkpoint(tmp_path / "x.ckpt")
     before = torch.random.get_rng_state()
@@ -888,7 +846,7 @@ def test_loading_uses_up_no_randomness(tmp_path):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_numbers_of_numpy_in_a_users_kernel_can_be_saved(tmp_path):
+def test_numpy_parameters_of_a_custom_kernel_can_be_saved(tmp_path):
     @register_kernel("test_extractor_own")
     class Own(GaussianKernel):
         def __init__(self, sigma: float = 1.0, power: float = 1.0) -> None:
@@ -904,7 +862,7 @@ def test_numbers_of_numpy_in_a_users_kernel_can_be_saved(tmp_path):
         del registry._KERNELS["test_extractor_own"]
 
 
-def test_uncropped_rows_are_cropped_inside():
+def test_the_transformer_takes_uncropped_rows():
     extractor = FeatureExtractor(
         LinearKernel(), torch.eye(4), torch.eye(4),
         Preprocessing(torch.zeros(4), torch.ones(4), image_shape=(2, 2), crop=1),
@@ -916,18 +874,18 @@ def test_uncropped_rows_are_cropped_inside():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (np.zeros((3, 5)), "The extractor takes 4 features a sample, got 5"),
+        (np.zeros((3, 5)), "The extractor takes 4 features per sample, got 5"),
         (BAD, "contains NaN"),
         (np.zeros((0, 4)), "0 sample"),
     ],
 )
 @pytest.mark.parametrize("method", ["fit", "transform"])
-def test_wrong_samples_are_refused(data, message, method):
+def test_invalid_samples_are_refused(data, message, method):
     with pytest.raises(ValueError, match=message):
         getattr(extractor_of().to_sklearn(), method)(data)
 
 
-def test_no_warning_is_given_for_input_that_cannot_be_written_to():
+def test_read_only_input_gives_no_warning():
     raw = raw_points()
     raw.setflags(write=False)
     with warnings.catch_warnings():

@@ -3,61 +3,17 @@
 import lightning
 import pytest
 import torch
-from lightning.pytorch.loggers import Logger
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-import references
+from helpers import references
+from helpers.runs import Recorder, fit, model, moons
 from ksm_lightning.callbacks import KernelErrorEvaluation, KMeansProbe, LinearProbe
-from ksm_lightning.data import HalfMoonsDataModule
 from ksm_lightning.kernels import GaussianKernel
+from ksm_lightning.learning import Learner
 from ksm_lightning.learning.schedule import Phase
-from ksm_lightning.learning.updater import Updater
-from ksm_lightning.module import KernelSimilarityMatching, inputs_of
+from ksm_lightning.module import inputs_of
 from ksm_lightning.network import functional
-
-SHORT = [Phase(10, 0.01, 0.02, 0.1)]
-
-
-class Recorder(Logger):
-    """A logger that remembers."""
-
-    def __init__(self):
-        super().__init__()
-        self.metrics: dict[int, dict[str, float]] = {}
-
-    name, version = "recorder", 0
-
-    def log_hyperparams(self, *args, **kwargs):
-        pass
-
-    def log_metrics(self, metrics, step=None):
-        self.metrics.setdefault(step, {}).update(metrics)
-
-
-def moons(**options) -> HalfMoonsDataModule:
-    return HalfMoonsDataModule(**{"num_points": 200, "batch_size": 16, "seed": 3, **options})
-
-
-def model(**options) -> KernelSimilarityMatching:
-    torch.manual_seed(0)
-    defaults = {"num_neurons": 6, "in_features": 2, "kernel_params": {"sigma": 0.3}, "init": "normal", "phases": SHORT}
-    return KernelSimilarityMatching(**{**defaults, **options})
-
-
-def fit(module, data=None, logger=False, **options) -> lightning.Trainer:
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        logger=logger,
-        enable_checkpointing=options.pop("enable_checkpointing", False),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        max_epochs=-1,
-        num_sanity_val_steps=0,
-        **options,
-    )
-    trainer.fit(module, datamodule=data or moons())
-    return trainer
 
 
 def by_hand(module, data, updates, rates):
@@ -99,14 +55,14 @@ def test_phases_change_kernel_parameters():
         phases=[Phase(2, kernel_params={"alpha": 1}), Phase(2), Phase(2, kernel_params={"alpha": 4})],
     )
     seen = []
-    original = Updater.update
+    original = Learner._update
 
-    def spy(updater, *args, **options):
-        seen.append(updater.network.kernel.alpha)
-        return original(updater, *args, **options)
+    def spy(learner, *args, **options):
+        seen.append(learner.network.kernel.alpha)
+        return original(learner, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Updater, "update", spy)
+        patch.setattr(Learner, "_update", spy)
         fit(module)
     assert seen == [1, 1, 3, 3, 4, 4]
     assert module.network.kernel.alpha == 4
@@ -140,14 +96,14 @@ def test_logged_energy_equals_the_float64_reference():
     def remember(update):
         states[update] = {name: p.detach().clone() for name, p in module.network.named_parameters()}
 
-    original = Updater.update
+    original = Learner._update
 
     def spy(*args, **options):
         remember(len(states))
         return original(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Updater, "update", spy)
+        patch.setattr(Learner, "_update", spy)
         fit(module, data, logger=logger, log_every_n_steps=5)
     assert sorted(step for step in logger.metrics if "train/energy" in logger.metrics[step]) == [5, 10, 15, 20]
     kernel, ridge = GaussianKernel(0.3), module.network.ridge

@@ -1,11 +1,11 @@
-"""Figures that the package promises for the paper's protocols."""
+"""Kernel errors of the paper's protocols, as stated in the README."""
 
 import statistics
 
 import pytest
 import torch
-from test_module import fit
 
+from helpers.runs import fit
 from ksm_lightning import HalfMoonsDataModule, KernelSimilarityMatching, kernel_nrmse
 from ksm_lightning.data import CroppedMNISTDataModule
 from ksm_lightning.kernels.pairs import random_subset
@@ -13,7 +13,7 @@ from ksm_lightning.kernels.pairs import random_subset
 
 @pytest.mark.slow
 def test_half_moons_error_over_five_seeds():
-    """0.5 N(0,1) start, the paper's schedule, n = 16: a direct implementation gives 0.176 to 0.184."""
+    """16 neurons, W from 0.5 N(0, 1), the paper's schedule: a direct implementation gives 0.176 to 0.184."""
     errors = []
     for seed in range(5):
         torch.manual_seed(seed)
@@ -29,12 +29,11 @@ def test_half_moons_error_over_five_seeds():
         fit(model, data)
         x = data.train_points.data
         errors.append(kernel_nrmse(model.network.kernel, x, model(x)).item())
-    print(errors)
     assert statistics.mean(errors) <= 0.185
     assert max(errors) < 0.2
 
 
-def test_64_neurons_reach_the_floor_of_the_bound_and_their_landmarks_go_below():
+def test_64_neurons_reach_the_minimum_of_the_bound_and_nystroem_goes_below():
     """2,000 adaptive updates; the paper's schedule ends near 0.24."""
     model = KernelSimilarityMatching(num_neurons=64, kernel_params={"sigma": 0.3}, updates=2000)
     data = HalfMoonsDataModule(seed=0)
@@ -48,7 +47,7 @@ def test_64_neurons_reach_the_floor_of_the_bound_and_their_landmarks_go_below():
 @pytest.mark.slow
 @pytest.mark.mnist
 @pytest.mark.parametrize(("alpha", "most_neural", "most_nystroem"), [(1, 0.009, 0.001), (3, 0.105, 0.033)])
-def test_mnist_needs_no_warm_up(alpha, most_neural, most_nystroem):
+def test_mnist_trains_without_warm_up(alpha, most_neural, most_nystroem):
     model = KernelSimilarityMatching(
         num_neurons=800, kernel="power_cosine", kernel_params={"alpha": alpha}, updates=4000
     )
@@ -56,6 +55,5 @@ def test_mnist_needs_no_warm_up(alpha, most_neural, most_nystroem):
     fit(model, data, limit_val_batches=0)
     x = data.train_points.take(random_subset(len(data.train_points), 10_000))
     neural, nystroem = kernel_nrmse(model.network.kernel, x, model(x), model.features(x, "nystroem")).tolist()
-    print(alpha, neural, nystroem)
     assert neural <= most_neural
     assert nystroem <= most_nystroem

@@ -1,4 +1,4 @@
-"""What the README says is so: every code block runs, commands in small."""
+"""The documentation is true: code and commands run (in small), links and named files exist, the map is the tree."""
 
 import os
 import re
@@ -6,16 +6,34 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
 
+from helpers.paths import ROOT
+from helpers.processes import PATIENCE
 from ksm_lightning.cli import main
 
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-FENCES = set(re.findall(r"^```(\w+)$", README, re.MULTILINE))
+PACKAGE = ROOT / "ksm_lightning"
+DOCUMENTS = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in [
+        ROOT / "README.md",
+        ROOT / "configs" / "README.md",
+        PACKAGE / "README.md",
+        PACKAGE / "report" / "README.md",
+        ROOT / "scripts" / "benchmark" / "README.md",
+        ROOT / "scripts" / "reproduce" / "README.md",
+        ROOT / ".github" / "CONTRIBUTING.md",
+    ]
+}
+README, CONFIGS, INSIDE = (DOCUMENTS[name] for name in ("README.md", "configs/README.md", "ksm_lightning/README.md"))
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def commands_of(block: str) -> list[str]:
@@ -24,66 +42,99 @@ def commands_of(block: str) -> list[str]:
     return [command for line in lines if (command := line.partition(" #")[0].strip()) and not command.startswith("#")]
 
 
-BASH = [commands_of(block) for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)]
+PYTHON = [(name, block) for name, text in DOCUMENTS.items() for block in blocks(text, "python")]
+BASH = [(name, commands_of(block)) for name, text in DOCUMENTS.items() for block in blocks(text, "bash")]
+
+
+def test_all_code_is_python_or_bash():
+    """Blocks of text hold the output of a program or the map; everything else runs here."""
+    for name, text in DOCUMENTS.items():
+        assert set(re.findall(r"^```(\w+)$", text, re.MULTILINE)) <= {"python", "bash", "text"}, name
+    assert len(PYTHON) >= 10
+    assert len(BASH) >= 12
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
-@pytest.mark.parametrize("code", BLOCKS, ids=lambda code: re.sub(r"\W+", "_", code[:60]))
-def test_python_blocks_run(code, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "code"), PYTHON, ids=[f"{name}-{re.sub(r'[^a-zA-Z]+', '_', code[-60:])}" for name, code in PYTHON]
+)
+def test_python_blocks_run(name, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(code, name, "exec"), {"__name__": "readme"})
 
 
-# What makes a command small enough for a test; nothing of what the README says is replaced but sizes and devices.
+def test_there_are_examples_for_your_own_data_and_kernel():
+    assert any("ArrayDataModule(" in code for code in blocks(CONFIGS, "python"))
+    assert any("@register_kernel(" in code for code in blocks(CONFIGS, "python"))
+
+
+# ---------------------------------------------------------------------- commands
+
+# Options that make a command small enough for a test. They replace sizes and devices only.
 EVALUATION = [
-    "--kernel_error.max_points=100",
-    "--kmeans.max_points=200",
-    "--kmeans.starts=1",
-    "--probe.labels_per_class=5",
+    *("--kernel_error.max_points=100", "--kmeans.max_points=200", "--kmeans.starts=1", "--probe.labels_per_class=5"),
 ]
 TRAINER = [
     *("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.strategy=auto"),
     *("--trainer.devices=1", "--trainer.num_nodes=1"),
 ]
+SHORT = ["--trainer.max_steps=8", "--figures.max_points=50", "--figures.num_neurons=1", *EVALUATION]
 SMALL = {
-    "fit": ["--trainer.max_steps=8", "--figures.max_points=50", "--figures.num_neurons=1", *TRAINER, *EVALUATION],
+    "fit": [*SHORT, *TRAINER],
     "validate": [*TRAINER, *EVALUATION],
     "predict": TRAINER,
-    "compare": [
-        "--sizes=[4]",
-        "--seeds=1",
-        "--methods=[kernel_pca,nystroem_uniform]",
-        "--max_points=100",
-        "--progress=false",
-    ],
+    "compare": ["--sizes=[4]", "--seeds=1", "--methods=[kernel_pca,nystroem_uniform]", "--max_points=100",
+                "--progress=false"],
     "export": [],
     "report": ["--max_points=100", "--progress=false"],
-}
-# Run whole elsewhere: what they start has tests of its own, and they would start this one again.
-SCRIPTS = {
-    "scripts/demo": "exec .venv/bin/ksm fit --config configs/half_moons.yaml",
-    "scripts/test": "-m pytest",
-    "scripts/reproduce/all": "run.py",
-}
+}  # fmt: skip
+# These start what has tests of its own, or this test.
+SCRIPTS = {"scripts/demo": "ksm fit", "scripts/test": "-m pytest", "scripts/reproduce/all": "run.py"}
+
+
+def run_ksm(words: list[str]) -> None:
+    command, options = words[0], SMALL[words[0]]
+    files = " ".join(words)
+    if command == "fit" and "mnist" in files:
+        is_there = (Path(os.environ.get("KSM_DATA_DIR", "/nowhere")) / "MNIST" / "raw").is_dir()
+        is_trained = is_there and not any(word in files for word in ("fashion", "--trainer.devices", "num_nodes"))
+        options = [*options, "--model.num_neurons=20"] if is_trained else ["--print_config"]
+    code: object = 0
+    try:
+        main([*words, *options])
+    except SystemExit as stop:  # --print_config ends with code 0
+        code = stop.code
+    assert not code, files
+
+
+def check_pip(words: list[str]) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert words[0] == "install"
+    for extra in re.findall(r"\.\[(\w+)\]", " ".join(words)):
+        assert extra in extras
+
+
+def check_pytest(words: list[str]) -> None:
+    for word in words:
+        if word.startswith("tests"):
+            assert (ROOT / word).exists(), word
 
 
 def run_command(command: str) -> None:
     words = shlex.split(command)
-    if words[0] in ("torchrun", "srun"):  # what starts the processes is the machine's; what they are is ours
-        start = words.index("ksm_lightning.cli") if words[0] == "torchrun" else words.index("ksm")
-        words = ["ksm", *words[start + 1 :]]
-    if words[0] == "ksm":
-        is_mnist = "mnist" in command
-        more = [*SMALL[words[1]], *(["--model.num_neurons=20"] if is_mnist and words[1] == "fit" else [])]
-        if "fashion" in command and words[1] == "fit":  # there is no Fashion-MNIST to be had without a network
-            more = ["--print_config"]
-        code: object = 0
-        try:
-            main([*words[1:], *more])
-        except SystemExit as stop:  # --print_config ends so, with code 0
-            code = stop.code
-        assert not code, command
-    elif words[0].endswith("python"):
+    program = Path(words[0]).name
+    if program in ("torchrun", "srun"):  # the launcher belongs to the machine; the process it starts is ours
+        start = words.index("ksm_lightning.cli" if program == "torchrun" else "ksm")
+        program, words = "ksm", words[start:]
+    if program == "ksm":
+        run_ksm(words[1:])
+    elif program in ("pip", "pre-commit"):
+        for part in command.split("&&"):
+            if "pip install" in part:
+                check_pip(shlex.split(part)[1:])
+    elif program == "python" and words[1:3] == ["-m", "pytest"]:
+        check_pytest(words[3:])
+    elif program == "python":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", [*words[1:], "--labels", "2", "--seeds", "1", "--no-pixels"])
             runpy.run_path(words[1], run_name="__main__")
@@ -94,108 +145,147 @@ def run_command(command: str) -> None:
         subprocess.run(["bash", "-n", script], check=True)
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder in which the blocks run one after the other, as a reader would run them."""
-    folder = tmp_path_factory.mktemp("readme")
+def new_folder(path: Path) -> Path:
     for name in ("configs", "scripts"):
-        (folder / name).symlink_to(ROOT / name)
-    np.save(folder / "mine.npy", np.random.RandomState(0).randn(150, 3))
-    return folder
+        (path / name).symlink_to(ROOT / name)
+    np.save(path / "mine.npy", np.random.RandomState(0).randn(150, 3))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """One folder per document, in which its commands run in order, as a reader would run them."""
+    return {name: new_folder(tmp_path_factory.mktemp("document")) for name in DOCUMENTS}
+
+
+def needs_mnist(commands: list[str]) -> bool:
+    """Whether a command other than ``ksm fit``, which can print its configuration instead, needs the MNIST files."""
+    return any("mnist" in command and "ksm fit" not in command and " fit " not in command for command in commands)
 
 
 @pytest.mark.parametrize(
-    "commands",
+    ("name", "commands"),
     [
-        pytest.param(block, marks=[pytest.mark.mnist] * any("mnist" in line for line in block), id=block[0][:50])
-        for block in BASH
+        pytest.param(name, block, marks=[pytest.mark.mnist] * needs_mnist(block), id=f"{name}-{block[0][:50]}")
+        for name, block in BASH
     ],
 )
-def test_commands_run(commands, place, monkeypatch, capsys):
-    monkeypatch.chdir(place)
+def test_commands_run(name, commands, folders, monkeypatch, capsys):
+    monkeypatch.chdir(folders[name])
     for command in commands:
         run_command(command)
 
 
-def test_there_is_no_other_kind_of_block():
-    """Text is what a program prints, and the map; everything else runs here."""
-    assert not FENCES - {"python", "bash", "text"}
-    assert len(BASH) >= 8
-
-
-def test_the_engineers_commands_leave_what_they_say(place, monkeypatch, capsys):
-    if not (place / "y.npz").exists():  # where this test runs by itself
-        monkeypatch.chdir(place)
-        for command in next(block for block in BASH if any("ksm report" in line for line in block)):
+def test_exported_and_predicted_files_are_as_described(folders, monkeypatch, capsys):
+    folder = folders["configs/README.md"]
+    monkeypatch.chdir(folder)
+    if not (folder / "y.npz").exists():  # this test runs alone
+        for command in next(commands for _, commands in BASH if any("ksm report" in line for line in commands[2:])):
             run_command(command)
-    run = place / "runs" / "half_moons_adaptive"
-    made = sorted(path.name for path in run.glob("*/*") if path.suffix in (".onnx", ".pt2", ".html"))
-    assert {"neural.onnx", "nystroem.pt2", "report.html"} <= set(made)
-    assert sorted(np.load(place / "y.npz").files) == ["extractor", "features", "labels"]
+    made = {path.name for path in (folder / "runs" / "half_moons").glob("*/*")}
+    assert {"neural.onnx", "nystroem.pt2", "report.html"} <= made
+    assert sorted(np.load(folder / "y.npz").files) == ["extractor", "features", "labels"]
 
 
-def test_there_are_blocks_for_data_and_kernel():
-    assert any("ArrayDataModule(" in code for code in BLOCKS)
-    assert any("@register_kernel(" in code for code in BLOCKS)
+def test_the_demo_ends_with_the_table_that_the_readme_shows(tmp_path):
+    """The whole script, with few updates, in a folder where the environment is already set up."""
+    (tmp_path / "scripts").mkdir()
+    for name, text in {"demo": (ROOT / "scripts" / "demo").read_text(), "setup": "#!/bin/sh\n"}.items():
+        (tmp_path / "scripts" / name).write_text(text)
+        (tmp_path / "scripts" / name).chmod(0o755)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    result = subprocess.run(
+        [tmp_path / "scripts" / "demo", *SHORT], capture_output=True, text=True, timeout=2 * PATIENCE, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    header, paper, ours = result.stdout.splitlines()[-3:]
+    assert header.split() == blocks(README, "text")[0].splitlines()[0].split()
+    for name, row, folder in [("paper", paper, "half_moons_paper"), ("ours", ours, "half_moons")]:
+        words = row.split()
+        assert words[0] == name
+        assert all(0 < float(number) < 10 for number in words[1:3])
+        assert words[5] == "8"
+        assert words[-1] == f"runs/{folder}/version_0/figures"
+        assert any((tmp_path / words[-1]).glob("*.png"))
 
 
-def test_every_file_that_is_named_exists():
-    for path in set(re.findall(r"(?:configs|scripts|\.github)/[\w./]*\w", README)):
-        assert (ROOT / path).exists(), path
+# ---------------------------------------------------------------------- names
 
 
-def test_the_map_names_every_module_and_nothing_else():
-    package = ROOT / "ksm_lightning"
-    listing = README.partition("## The map")[2].partition("```\n\n")[0]
-    named = set(re.findall(r"^ +(\w+(?:\.py|/)) ", listing, re.MULTILINE))
-    modules = {path.name for path in package.glob("*.py")} | {path.name for path in (package / "kernels").glob("*.py")}
-    folders = {f"{path.name}/" for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert named == (modules - {"__init__.py"}) | folders
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_imports_point_downward():
-    """Nothing below the datamodules imports Lightning, and no module imports one above it."""
-    order = [
-        "kernels",
-        "functional",
-        "initialisation",
-        "network",
-        "schedule",
-        "exact",
-        "relocation",
-        "rules",
-        "updater",
-        "learning",
-        "metrics",
-        "readout",
-        "probe",
-        "clustering",
-        "files",
-        "streaming",
-        "preprocessing",
-        "baselines",
-        "tables",
-        "comparison",
-        "checkpoint",
-        "estimator",
-        "extractor",
-        "export",
-        "health",
-        "diagnosis",
-        "data",
-        "module",
-    ]
-    order += ["figures", "callbacks", "run_folder", "run", "report", "commands", "cli"]
-    for path in (ROOT / "ksm_lightning").rglob("*.py"):
-        name = path.relative_to(ROOT / "ksm_lightning").parts[0].removesuffix(".py")
-        if name == "__init__":
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_link_leads_to_a_file_and_a_heading(name):
+    for link in re.findall(r"\]\(([^)]+)\)", DOCUMENTS[name]):
+        if link.startswith("http"):
             continue
-        text = path.read_text()
-        imported = re.findall(r"^ *from ksm_lightning(?:\.(\w+))?[\w.]* import ([\w, ]+)", text, re.MULTILINE)
-        names = [
-            module or part.strip() for module, parts in imported for part in (parts.split(",") if not module else [""])
-        ]
-        for other in names:
-            assert order.index(other) <= order.index(name), f"{path.name} imports {other}"
-        if order.index(name) < order.index("data"):
-            assert not re.search(r"^ *(import|from) lightning", text, re.MULTILINE), path.name
+        file, _, anchor = link.partition("#")
+        path = (ROOT / name).parent / file if file else ROOT / name
+        assert path.exists(), link
+        assert not anchor or anchor in anchors(path.read_text()), link
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTS, "CHANGELOG.md"])
+def test_every_file_that_is_named_exists(name):
+    text = (ROOT / name).read_text()
+    places = [ROOT, (ROOT / name).parent, PACKAGE, ROOT / "configs"]
+    paths = set(re.findall(r"(?<![\w/.])(?:configs|scripts|tests|ksm_lightning|\.github)/[\w./]*\w", text))
+    paths |= {path for path in re.findall(r"`([\w./]+\.(?:py|md|yaml|png))`", text) if path != "config.yaml"}
+    missing = {path for path in paths if not any((place / path).exists() for place in places)}
+    assert not missing
+
+
+def test_every_config_is_listed():
+    table = CONFIGS.partition("\n## ")[0]
+    for path in (ROOT / "configs").rglob("*.yaml"):
+        assert str(path.relative_to(ROOT / "configs")) in table
+
+
+def test_quoted_error_messages_are_those_of_the_package():
+    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    rows = re.findall(r"^\| `([^`|]+)` ", DOCUMENTS["ksm_lightning/report/README.md"], re.MULTILINE)
+    assert len(rows) >= 4
+    for message in rows:
+        assert re.split(r"\.\.\.|\d", message)[0].strip() in source, message
+
+
+# ---------------------------------------------------------------------- the package from the inside
+
+
+def test_the_map_names_every_folder_and_module_and_nothing_else():
+    named, folder = set(), ""
+    for line in blocks(INSIDE, "text")[0].splitlines():
+        indent, name, description = re.fullmatch(r"( *)(\S+) +(\S.*)", line).groups()
+        assert description
+        folder = (name if name.endswith("/") else "") if not indent else folder
+        named.add(name if not indent else folder + name)
+    modules = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"}
+    folders = {f"{path.parent.relative_to(PACKAGE)}/" for path in PACKAGE.glob("*/__init__.py")}
+    assert named == modules | folders
+
+
+def test_the_layers_are_those_of_the_import_check():
+    listed = re.search(r"^LAYERS = \[(.*?)\]", (ROOT / "tests" / "test_architecture.py").read_text(), re.M | re.S)[1]
+    assert blocks(INSIDE, "text")[1].replace("<", " ").split() == re.findall(r'"(\w+)"', listed)
+
+
+@pytest.mark.parametrize("title", ["One update", "One validation", "One checkpoint"])
+def test_the_walk_throughs_name_files_and_what_they_define(title):
+    section = INSIDE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    steps = re.findall(r"^\d\. (.*(?:\n   .*)*)", section, re.MULTILINE)
+    assert 0 < len(steps) <= 4
+    for step in steps:
+        names = re.findall(r"`([\w./]+)`", step)
+        files = [name for name in names if name.endswith(".py")]
+        text = "".join((PACKAGE / file).read_text() for file in files)
+        for name in names:
+            if "/" not in name and not name.endswith(".py"):
+                assert name.rpartition(".")[2] in text, f"{name} in {files}"
+
+
+def test_the_readme_can_be_read_to_the_end():
+    assert (ROOT / "README.md").stat().st_size <= 14 * 1024

@@ -1,4 +1,4 @@
-"""The scripts beside the package."""
+"""The programs in scripts/: help texts, figures and their report, error messages, the plain loop of the benchmark."""
 
 import re
 import runpy
@@ -8,17 +8,16 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from torch.testing import assert_close
 
+from helpers.paths import ROOT
 from ksm_lightning.kernels import GaussianKernel, PowerCosineKernel
-from ksm_lightning.learning.schedule import Phase, PhaseSchedule
-from ksm_lightning.learning.train import learn
-from ksm_lightning.network.ksm_network import KSMNetwork
+from ksm_lightning.learning import Learner, Phase, PhaseSchedule
+from ksm_lightning.network import KSMNetwork
 
 
 def run(script: str, *arguments: str) -> int:
-    """Exit code of a script, run in this process: importing everything anew would take longer than all it does."""
+    """Run a script in this process, which saves importing everything again; returns its exit code."""
     path = ROOT / "scripts" / script
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(path), *arguments])
@@ -47,7 +46,7 @@ FIGURES = [path.stem for path in sorted(REPRODUCE.glob("*.py")) if "SCRIPT = " i
         *(f"reproduce/{name}.py" for name in ["run", *FIGURES]),
     ],
 )
-def test_help_explains(script, capsys):
+def test_help_names_the_script_and_its_usage(script, capsys):
     assert run(script, "--help") == 0
     text = capsys.readouterr().out
     assert "usage:" in text
@@ -55,8 +54,8 @@ def test_help_explains(script, capsys):
 
 
 @pytest.fixture
-def elsewhere(tmp_path, monkeypatch):
-    """Results of the figure scripts go to a folder of the test."""
+def results_folder(tmp_path, monkeypatch):
+    """A temporary folder for the results of the figure scripts."""
     monkeypatch.syspath_prepend(str(REPRODUCE))
     import figure_script
 
@@ -64,11 +63,14 @@ def elsewhere(tmp_path, monkeypatch):
     return tmp_path / "runs" / "reproduce_quick"
 
 
-def test_a_figure_is_computed_to_a_file_and_drawn_from_it(elsewhere, capsys):
+def test_a_figure_is_computed_to_a_file_and_drawn_from_it(results_folder, capsys):
     assert run("reproduce/half_moons_overview.py", "--quick") == 0
-    said = capsys.readouterr().out
-    assert "- the features tile the input space:" in said
-    results, picture = elsewhere / "half_moons_overview.npz", elsewhere / "figures" / "half_moons_overview.png"
+    printed = capsys.readouterr().out
+    assert "- the features tile the input space:" in printed
+    results, picture = (
+        results_folder / "half_moons_overview.npz",
+        results_folder / "figures" / "half_moons_overview.png",
+    )
     with np.load(results) as file:
         assert file["W"].shape == (16, 2)
         assert file["y"].shape == (1600, 16)
@@ -76,19 +78,19 @@ def test_a_figure_is_computed_to_a_file_and_drawn_from_it(elsewhere, capsys):
     picture.unlink()
     assert run("reproduce/half_moons_overview.py", "--quick") == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert results.stat().st_mtime_ns == written, "nothing was computed again"
+    assert results.stat().st_mtime_ns == written, "the figure was computed again"
     assert run("reproduce/half_moons_overview.py", "--quick", "--again") == 0
     assert results.stat().st_mtime_ns > written
 
 
-def test_damaged_results_are_named(elsewhere, capsys):
+def test_damaged_results_are_named(results_folder, capsys):
     assert run("reproduce/half_moons_overview.py", "--quick") == 0
-    results = elsewhere / "half_moons_overview.npz"
+    results = results_folder / "half_moons_overview.npz"
     results.write_bytes(results.read_bytes()[:1000])
     capsys.readouterr()
     assert run("reproduce/half_moons_overview.py", "--quick") == 1
-    said = capsys.readouterr().err.strip()
-    assert said == f"half_moons_overview: error: {results} is damaged: remove it, and it is computed again."
+    printed = capsys.readouterr().err.strip()
+    assert printed == f"half_moons_overview: error: {results} is damaged: remove it, and it is computed again."
 
 
 def test_the_report_has_a_section_for_every_figure():
@@ -100,46 +102,46 @@ def test_the_report_has_a_section_for_every_figure():
 
 @pytest.mark.slow
 @pytest.mark.mnist
-def test_everything_is_reproduced_in_small_and_goes_on_where_it_stopped(elsewhere, capsys):
+def test_the_quick_reproduction_writes_every_figure_and_resumes(results_folder, capsys):
     assert run("reproduce/run.py", "--quick") == 0
-    report = (elsewhere / "REPORT.md").read_text()
+    report = (results_folder / "REPORT.md").read_text()
     rows = [line for line in report.splitlines() if re.match(r"\| (?!the paper says|---)", line)]
     assert len(rows) > 50
     assert all(line.count(" | ") == 3 for line in rows)
     for name in FIGURES:
-        assert (elsewhere / "figures" / f"{name}.png").is_file()
+        assert (results_folder / "figures" / f"{name}.png").is_file()
         assert f"(figures/{name}.png)" in report
     assert f"{len(FIGURES)} figures, {len(FIGURES)} to compute" in capsys.readouterr().out
-    (elsewhere / "mnist_spectra.npz").unlink()
+    (results_folder / "mnist_spectra.npz").unlink()
     assert run("reproduce/run.py", "--quick") == 0
-    said = capsys.readouterr().out
-    assert f"{len(FIGURES)} figures, 1 to compute" in said
-    assert said.count("computed before") == len(FIGURES) - 1
-    assert (elsewhere / "REPORT.md").read_text() == report
+    printed = capsys.readouterr().out
+    assert f"{len(FIGURES)} figures, 1 to compute" in printed
+    assert printed.count("computed before") == len(FIGURES) - 1
+    assert (results_folder / "REPORT.md").read_text() == report
 
 
-def test_without_mnist_its_figures_are_left_out(elsewhere, capsys, monkeypatch, tmp_path):
+def test_figures_of_mnist_are_skipped_without_its_files(results_folder, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("KSM_DATA_DIR", str(tmp_path))
     assert run("reproduce/run.py", "--quick", "--only", "mnist_weights", "half_moons_overview") == 0
-    said = capsys.readouterr().out
-    assert "MNIST is not there" in said
-    assert "1 figures, 1 to compute" in said
-    assert "No report was written" in said
-    assert not (elsewhere / "REPORT.md").exists()
+    printed = capsys.readouterr().out
+    assert "MNIST is not there" in printed
+    assert "1 figures, 1 to compute" in printed
+    assert "No report was written" in printed
+    assert not (results_folder / "REPORT.md").exists()
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("x:missing.ckpt", "There is no checkpoint missing.ckpt."), ("x", "--run takes NAME:CKPT")]
+    ("name", "message"), [("x:missing.ckpt", "There is no checkpoint missing.ckpt."), ("x", "--run must be NAME:CKPT")]
 )
-def test_the_probe_table_answers_bad_input_with_a_sentence(name, message, capsys):
+def test_the_probe_table_rejects_bad_input_with_one_line(name, message, capsys):
     assert run("probe_table.py", "--run", name) == 1
-    said = capsys.readouterr().err
-    assert message in said
-    assert len(said.strip().splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert len(printed.strip().splitlines()) == 1
 
 
-def test_the_plain_loop_of_the_benchmark_is_the_papers_algorithm(monkeypatch):
-    """Our update from the same batches, in float64, ends where the plain loop does."""
+def test_the_plain_loop_of_the_benchmark_equals_the_learner(monkeypatch):
+    """Both start from the same weights and see the same batches, in float64."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "benchmark"))
     import plain
 
@@ -153,7 +155,7 @@ def test_the_plain_loop_of_the_benchmark_is_the_papers_algorithm(monkeypatch):
         ):
             found = plain.train(x, W, kernel, 20, 0.01, eta_q, 0.1, batch=30)  # a batch of all points, in any order
             network = KSMNetwork(ours, 2, 5, plain.RIDGE, init=lambda *_: W.clone())
-            learn(network, PhaseSchedule([Phase(20, 0.01, eta_q, 0.1)]), [x] * 20)
+            Learner(network, PhaseSchedule([Phase(20, 0.01, eta_q, 0.1)])).learn(x.expand(20, *x.shape))
             for value, expected in zip(network.parameters(), found, strict=True):
                 assert_close(value.detach(), expected, rtol=1e-9, atol=1e-9)
     finally:

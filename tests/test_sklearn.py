@@ -1,4 +1,4 @@
-"""KSMTransformer as scikit-learn sees it: its checks and pipelines, and learning from a stream sample by sample."""
+"""KSMTransformer in scikit-learn: estimator checks, pipelines, and learning from a stream one sample at a time."""
 
 import copy
 import json
@@ -21,14 +21,14 @@ from sklearn.kernel_approximation import Nystroem
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
-from test_kernels import Quadratic
 from torch.testing import assert_close
 
-import references
+from helpers import references
+from helpers.kernels import Quadratic
+from helpers.processes import PATIENCE
 from ksm_lightning.kernels import CauchyKernel, GaussianKernel, LaplacianKernel, register_kernel, registry
-from ksm_lightning.learning import train as learning
-from ksm_lightning.learning.schedule import AdaptiveSchedule
-from ksm_lightning.network.readout import READOUTS, landmark_features, readout_matrix
+from ksm_lightning.learning import AdaptiveSchedule, train, training
+from ksm_lightning.network.readout import READOUTS, LandmarkFeatures
 from ksm_lightning.sklearn import KSMTransformer
 
 SIGMA = {"sigma": 0.3}
@@ -63,7 +63,7 @@ from ksm_lightning.sklearn import KSMTransformer
 outcomes = {}
 for options in sys.argv[1:]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some checks provoke the warning of a kernel that is too narrow
+        warnings.simplefilter("ignore")  # some checks trigger the warning about a narrow kernel
         results = check_estimator(KSMTransformer(**json.loads(options)), on_skip=None, on_fail=None)
     outcomes[options] = [(found["check_name"], found["status"], str(found["exception"])) for found in results]
 print(json.dumps(outcomes))
@@ -71,11 +71,11 @@ print(json.dumps(outcomes))
 
 
 def check_all(*options) -> None:
-    """Every check in a process of its own, with the array API that one of them is skipped without."""
+    """Run every check in a separate process, with the array API enabled: one check is skipped without it."""
     environment = {**os.environ, "SCIPY_ARRAY_API": "1", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [sys.executable, "-c", CHECKS, *map(json.dumps, options)],
-        env=environment, capture_output=True, text=True, check=False,
+        env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-2000:]
     found = json.loads(result.stdout)
@@ -96,28 +96,27 @@ def test_every_check_passes_for_other_kernels():
 
 
 @pytest.mark.slow
-def test_every_check_passes_as_it_comes():
+def test_every_check_passes_with_default_parameters():
     check_all({})
 
 
-# ---------------------------------------------------------------------- what it learns
+# ---------------------------------------------------------------------- learned features
 
 
 @pytest.mark.parametrize("readout", READOUTS)
-def test_it_is_the_training_of_the_package_and_nothing_else(readout):
+def test_fit_equals_train(readout):
     x, _ = two_moons()
     found = small(readout=readout, random_state=7, batch_size=16).fit(x)
     seed = int(np.random.RandomState(7).randint(2**31 - 1))
-    network = learning.train(GaussianKernel(0.3), torch.tensor(x), 8, AdaptiveSchedule(40), batch_size=16, seed=seed)
+    network = train(GaussianKernel(0.3), torch.tensor(x), 8, AdaptiveSchedule(40), batch_size=16, seed=seed)
     assert np.array_equal(found.components_, network.W.detach().numpy())
-    M = readout_matrix(network, readout, torch.tensor(x))
-    expected = landmark_features(network.kernel, torch.tensor(x), network.W.detach().double(), M)
+    expected = LandmarkFeatures.of(network, readout, torch.tensor(x))(torch.tensor(x))
     assert_close(torch.tensor(found.transform(x)), expected, rtol=0, atol=1e-12)
     assert found.network_.num_neurons == 8
     assert (found.n_features_in_, found.n_samples_seen_, found.n_updates_) == (2, 300, 40)
 
 
-def test_features_are_those_of_the_definition():
+def test_features_equal_the_definition():
     x, _ = two_moons(60)
     found = small(readout="neural").fit(x)
     network = found.network_
@@ -127,26 +126,27 @@ def test_features_are_those_of_the_definition():
     np.testing.assert_allclose(found.transform(x), expected, rtol=0, atol=1e-10)
 
 
-def test_2000_updates_unless_said_otherwise_and_more_for_many_components():
+def test_the_default_is_2000_updates_and_more_for_many_components():
     x, _ = two_moons(40)
     with pytest.MonkeyPatch.context() as patch:
         lengths = []
-        train = learning.train
 
         def short(kernel, x, n, schedule, **options):
             lengths.append(schedule.total_updates)
             return train(kernel, x, n, AdaptiveSchedule(1), **options)
 
-        patch.setattr(learning, "train", short)
+        patch.setattr(training, "train", short)
         for components in (2, 400, 500):
             KSMTransformer(components, kernel_params=SIGMA, random_state=0).fit(x)
     assert lengths == [2000, 2000, 2500]
 
 
 @pytest.mark.parametrize(("readout", "bound"), [("neural", 0.2), ("nystroem", 3e-3), ("least_squares", 3e-3)])
-def test_more_components_than_samples_leave_next_to_nothing(readout, bound):
-    """Landmarks lie beside the samples, where the bound has its minimum: 1.5e-3 is left, where landmarks at the samples
-    themselves would leave nothing, and say no more of other points."""
+def test_more_components_than_samples_leave_a_small_error(readout, bound):
+    """The bound has its minimum with landmarks next to the samples, not at them, which leaves an error of 1.5e-3.
+
+    Landmarks at the samples would be exact there, but not better on new points.
+    """
     x, _ = two_moons(40)
     fresh, _ = two_moons(400, seed=100)
     found = small(60, readout=readout, updates=200).fit(x)
@@ -157,7 +157,7 @@ def test_more_components_than_samples_leave_next_to_nothing(readout, bound):
         assert error(found, fresh) < 1.1 * np.linalg.norm(F - sampled @ sampled.T) / np.linalg.norm(F)
 
 
-def test_a_linear_kernel_with_as_many_features_as_the_data_is_exact():
+def test_a_linear_kernel_with_enough_components_is_exact():
     x = np.random.RandomState(0).randn(100, 3)
     for readout in ("nystroem", "least_squares"):
         y = KSMTransformer(5, kernel="linear", readout=readout, updates=20, random_state=0).fit_transform(x)
@@ -170,15 +170,15 @@ def test_a_linear_kernel_with_as_many_features_as_the_data_is_exact():
     [np.ones((1, 3)), np.ones((20, 3)), np.zeros((20, 3)), np.repeat(np.eye(3), 8, 0), np.eye(3)],
     ids=["one sample", "constant", "zero", "duplicates", "few"],
 )
-def test_poor_data_has_features_all_the_same(x, readout):
-    """Similar as the kernel says: 1 for equal samples and exp(-1) for rows of the identity, with any readout."""
+def test_degenerate_data_has_valid_features(x, readout):
+    """The kernel is 1 between equal samples and exp(-1) between rows of the identity."""
     fitted = KSMTransformer(6, readout=readout, updates=300, random_state=0).fit(x)
     y = fitted.transform(x)
     tolerance = {"neural": 0.1, "nystroem": 0.01, "least_squares": 1e-6}[readout]
     np.testing.assert_allclose(y @ y.T, gaussian_gram(x, x, 1.0), rtol=0, atol=tolerance)
 
 
-def test_an_offset_of_the_data_changes_nothing():
+def test_an_offset_of_the_data_does_not_change_the_error():
     x, _ = two_moons()
     near, far = (error(small(16, updates=300).fit(x + offset), x + offset) for offset in (0.0, 1e6))
     assert far == pytest.approx(near, rel=0.05)
@@ -190,11 +190,11 @@ def test_an_offset_of_the_data_changes_nothing():
 def exact_features(x, z, sigma):
     """Features of z whose inner products are the Gaussian kernel exactly, on the span of the samples x."""
     values, vectors = np.linalg.eigh(gaussian_gram(x, x, sigma))
-    is_kept = values > 1e-6 * values.max()  # what is left is less than anybody would see
+    is_kept = values > 1e-6 * values.max()  # the rest has no visible effect
     return gaussian_gram(z, x, sigma) @ (vectors[:, is_kept] / np.sqrt(values[is_kept]))
 
 
-def test_half_moons_are_classified_as_with_the_exact_kernel():
+def test_half_moons_are_classified_as_well_as_with_the_exact_kernel():
     x, labels = two_moons(400, noise=0.2)
     z, others = two_moons(1500, seed=1, noise=0.2)
     exact = LogisticRegression(max_iter=5000).fit(exact_features(x, x, 0.3), labels)
@@ -221,8 +221,8 @@ def test_digits_are_classified_at_least_as_well_as_with_nystroem(readout):
     assert ours >= max(theirs)
 
 
-def test_the_first_fold_of_the_digits():
-    """One of the five above, with fewer updates, for those who do not wait."""
+def test_the_first_fold_of_digits_is_classified_as_well_as_with_nystroem():
+    """One of the five folds above with fewer updates, for the default test run."""
     x, labels = load_digits(return_X_y=True)
     train, test = next(StratifiedKFold(5, shuffle=True, random_state=0).split(x, labels))
 
@@ -246,7 +246,7 @@ def test_a_grid_search_finds_the_width():
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", LaplacianKernel(0.4)])
-def test_a_clone_learns_the_same_and_knows_nothing_before(kernel):
+def test_a_clone_is_not_fitted_and_learns_the_same(kernel):
     x, _ = two_moons(100)
     fitted = small(kernel=kernel).fit(x)
     copied = clone(fitted)
@@ -257,7 +257,7 @@ def test_a_clone_learns_the_same_and_knows_nothing_before(kernel):
     assert np.array_equal(copied.fit(x).transform(x), fitted.transform(x))
 
 
-def test_names_and_frames():
+def test_feature_names_and_data_frames():
     x, _ = two_moons(30)
     frame = pd.DataFrame(x, columns=["height", "width"], index=range(100, 130))
     fitted = small(3).set_output(transform="pandas").fit(frame)
@@ -271,7 +271,7 @@ def test_names_and_frames():
         fitted.transform(frame[["width", "height"]])
 
 
-def test_text_shows_what_differs_from_the_defaults():
+def test_repr_shows_the_parameters_that_are_not_default():
     text = repr(KSMTransformer(16, kernel_params=SIGMA, random_state=3))
     assert text == "KSMTransformer(kernel_params={'sigma': 0.3}, n_components=16, random_state=3)"
 
@@ -279,7 +279,7 @@ def test_text_shows_what_differs_from_the_defaults():
 # ---------------------------------------------------------------------- input and output
 
 
-def test_float32_in_float32_out():
+def test_features_have_the_dtype_of_the_samples():
     x, _ = two_moons(100)
     for dtype, wanted in ((np.float32, np.float32), (np.float64, np.float64), (np.float16, np.float64)):
         fitted = small().fit(x.astype(dtype))
@@ -291,7 +291,7 @@ def test_float32_in_float32_out():
     np.testing.assert_allclose(wide.transform(x.astype(np.float32)), wide.transform(x), rtol=0, atol=1e-5)
 
 
-def test_input_that_cannot_be_written_to_is_taken_and_left_alone(tmp_path):
+def test_read_only_input_is_accepted_and_no_input_is_changed(tmp_path):
     x, _ = two_moons(100)
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
@@ -306,7 +306,7 @@ def test_input_that_cannot_be_written_to_is_taken_and_left_alone(tmp_path):
 
 
 def test_features_are_computed_in_blocks():
-    """More samples than are taken at once, against one at a time."""
+    """Samples around the end of the first block of 4,096."""
     x = np.random.RandomState(0).rand(4100, 2)
     fitted = small().fit(x[:200])
     np.testing.assert_allclose(
@@ -314,7 +314,7 @@ def test_features_are_computed_in_blocks():
     )
 
 
-def test_what_is_learned_cannot_be_changed_from_outside():
+def test_changing_components_does_not_change_the_features():
     x, _ = two_moons(50)
     fitted = small().fit(x)
     before = fitted.transform(x)
@@ -322,7 +322,7 @@ def test_what_is_learned_cannot_be_changed_from_outside():
     assert np.array_equal(fitted.transform(x), before)
 
 
-def test_the_same_seed_the_same_features_and_no_global_randomness():
+def test_the_same_seed_gives_the_same_features_without_global_randomness():
     x, _ = two_moons(100)
     torch.manual_seed(5)
     np.random.seed(5)  # noqa: NPY002 (the global state is the point)
@@ -336,7 +336,7 @@ def test_the_same_seed_the_same_features_and_no_global_randomness():
     assert np.array_equal(small(random_state=np.random.RandomState(1)).fit(x).partial_fit(x[:20]).transform(x), first)
 
 
-def test_it_is_silent_unless_it_is_told_to_speak(capsys, caplog):
+def test_only_verbose_prints(capsys, caplog):
     x, _ = two_moons(50)
     with caplog.at_level(logging.DEBUG), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -349,9 +349,11 @@ def test_it_is_silent_unless_it_is_told_to_speak(capsys, caplog):
     assert re.search(r"KSMTransformer: 100%.*40/40", err)
 
 
-def test_a_kernel_that_is_too_narrow_is_told_of():
+def test_a_narrow_kernel_gives_a_warning():
     x, _ = two_moons(200)
-    with pytest.warns(UserWarning, match=r"GaussianKernel\(sigma=0.001\) sees almost no similarity") as caught:
+    with pytest.warns(
+        UserWarning, match=r"GaussianKernel\(sigma=0.001\) is almost 0 between different samples"
+    ) as caught:
         small(kernel_params={"sigma": 0.001}).fit(x)
     assert "about the distance between neighbours" in str(caught[0].message)
     assert caught[0].filename == __file__
@@ -359,8 +361,8 @@ def test_a_kernel_that_is_too_narrow_is_told_of():
         warnings.simplefilter("error")
         for width in (0.03, 0.3, 30.0):
             small(kernel_params={"sigma": width}, updates=5).fit(x)
-        small(kernel_params={"sigma": 0.001}, updates=5).fit(np.repeat(x[:1], 20, 0))  # equal samples are similar
-        small(kernel_params={"sigma": 0.001}, updates=5).fit(x[:1])  # one sample says nothing of others
+        small(kernel_params={"sigma": 0.001}, updates=5).fit(np.repeat(x[:1], 20, 0))  # equal samples
+        small(kernel_params={"sigma": 0.001}, updates=5).fit(x[:1])  # a single sample
 
 
 # ---------------------------------------------------------------------- kernels
@@ -379,9 +381,9 @@ def test_kernels_by_name_and_as_objects():
     assert small(kernel=CauchyKernel(0.4), kernel_params={}).fit(x).kernel_.sigma == 0.4
 
 
-def test_a_users_own_kernel_works_registered_or_not():
+def test_a_custom_kernel_works_registered_or_not():
     x, _ = two_moons(60)
-    # A quadratic kernel in the plane has 6 features: 8 landmarks make it exact.
+    # A quadratic kernel in the plane has a feature space of dimension 6, so 8 landmarks are exact.
     y = KSMTransformer(8, kernel=Quadratic(0.5), readout="nystroem", updates=20, random_state=0).fit_transform(x)
     np.testing.assert_allclose(y @ y.T, (0.5 + x @ x.T) ** 2, rtol=0, atol=1e-7)
     register_kernel("test_estimator_quadratic")(Quadratic)
@@ -402,7 +404,7 @@ def test_a_users_own_kernel_works_registered_or_not():
         ({"batch_size": -1}, "`batch_size` must be a whole number"),
         ({"updates": 0}, "`updates` must be a whole number of at least 1, got 0"),
         ({"readout": "pca"}, "There is no readout 'pca': choose one of neural, nystroem, least_squares"),
-        ({"kernel": "rbf"}, "No kernel is registered as 'rbf'; known are arc_cosine"),
+        ({"kernel": "rbf"}, "No kernel is registered as 'rbf'; known kernels: arc_cosine"),
         ({"kernel": 3}, "`kernel` must be a registered name or a ksm_lightning.Kernel, got 3"),
         ({"kernel_params": {"gamma": 1}}, "Kernel 'gaussian' cannot be made from"),
         ({"kernel_params": {"sigma": -1}}, "`sigma` must be positive and finite, got -1"),
@@ -411,13 +413,13 @@ def test_a_users_own_kernel_works_registered_or_not():
     ],
 )
 @pytest.mark.parametrize("method", ["fit", "partial_fit"])
-def test_impossible_parameters_are_refused_when_they_are_used(options, message, method):
-    estimator = small().set_params(**options)  # never here
+def test_invalid_parameters_are_refused_in_fit(options, message, method):
+    estimator = small().set_params(**options)  # accepts any value
     with pytest.raises(ValueError, match=message):
         getattr(estimator, method)(two_moons(20)[0])
 
 
-def test_similarities_beyond_float32_say_what_to_do():
+def test_similarities_out_of_the_range_of_float32_are_refused():
     x = np.full((10, 2), 1e15, dtype=np.float32) * np.random.RandomState(0).rand(10, 2).astype(np.float32)
     with pytest.raises(ValueError, match=r"out of the range of torch\.float32: remove it, or scale"):
         small(kernel="polynomial", kernel_params={"degree": 2}).fit(x)
@@ -437,9 +439,11 @@ def shuffled_moons(count, seed):
     return x[np.random.RandomState(seed).permutation(count)]
 
 
-def test_one_sample_at_a_time_comes_near_to_seeing_all():
-    """Measured on four seeds: 0.184 to 0.190, 0.124 to 0.131 and 0.122 to 0.127 for the readouts in their order, where
-    fit reaches 0.181, 0.126 and 0.124 on average."""
+def test_a_stream_of_single_samples_comes_close_to_fit():
+    """Measured on four seeds: 0.184 to 0.190 (neural), 0.124 to 0.131 (nystroem), 0.122 to 0.127 (least_squares).
+
+    ``fit`` reaches 0.181, 0.126 and 0.124 on average.
+    """
     fresh, _ = two_moons(400, seed=100)
     x = shuffled_moons(803, seed=1)
     found = stream(small(16), x[:800])
@@ -460,7 +464,7 @@ def test_a_long_stream_comes_within_an_eighth_of_fit(seed, readout):
     assert error(single, fresh) < 1.125 * error(whole, fresh)
 
 
-def test_the_first_sample_is_enough():
+def test_one_sample_is_enough_for_features():
     x = np.array([[1.0, 2.0]])
     fitted = small(readout="nystroem").partial_fit(x)
     assert fitted.transform(x) @ fitted.transform(x).T == pytest.approx(1.0)
@@ -468,15 +472,17 @@ def test_the_first_sample_is_enough():
     assert np.array_equal(np.unique(fitted.components_, axis=0), x)
 
 
-def test_as_many_neurons_as_samples_hold_them_all():
-    """Where the stream begins anew, at powers of 2, it knows every sample so far: 0.002 is left, for landmarks lie
-    beside the samples and not on them. Half as many leave much more."""
+def test_as_many_neurons_as_samples_represent_all_of_them():
+    """A restart, at powers of 2, uses all samples so far. The error is 0.002, as landmarks lie next to the samples.
+
+    With half as many neurons it is much larger.
+    """
     x, _ = two_moons(8)
     assert error(stream(small(8, readout="nystroem"), x), x) < 0.01
     assert error(stream(small(4, readout="nystroem"), x), x) > 0.3
 
 
-def test_the_error_falls_as_samples_come():
+def test_the_error_falls_with_the_number_of_samples():
     fresh, _ = two_moons(400, seed=100)
     x, found, errors = shuffled_moons(1024, seed=3), small(16, readout="nystroem"), []
     for start, end in ((0, 4), (4, 16), (16, 64), (64, 1024)):
@@ -486,7 +492,7 @@ def test_the_error_falls_as_samples_come():
     assert errors[-1] < 0.2
 
 
-def test_how_a_stream_is_cut_into_calls_does_not_matter_for_whole_batches():
+def test_the_split_of_a_stream_into_calls_does_not_matter_for_full_batches():
     x = shuffled_moons(512, seed=2)
     whole = small(batch_size=32).partial_fit(x)
     parts = stream(small(batch_size=32), x, batch=64)
@@ -495,16 +501,16 @@ def test_how_a_stream_is_cut_into_calls_does_not_matter_for_whole_batches():
     assert (parts.n_updates_, parts.n_samples_seen_) == (whole.n_updates_, 512)
 
 
-def test_a_look_at_the_features_changes_nothing():
+def test_transform_does_not_change_the_stream():
     x = shuffled_moons(70, seed=2)
-    looked, blind = small(readout="least_squares"), small(readout="least_squares")
+    transformed, untouched = small(readout="least_squares"), small(readout="least_squares")
     for row in x:
-        looked.partial_fit(row[None]).transform(x[:3])
-        blind.partial_fit(row[None])
-    assert np.array_equal(looked.transform(x), blind.transform(x))
+        transformed.partial_fit(row[None]).transform(x[:3])
+        untouched.partial_fit(row[None])
+    assert np.array_equal(transformed.transform(x), untouched.transform(x))
 
 
-def test_features_are_always_those_of_the_network_as_it_is_now():
+def test_features_follow_the_current_network():
     x = shuffled_moons(100, seed=2)
     found = stream(small(), x[:90])
     before = found.transform(x)
@@ -515,7 +521,7 @@ def test_features_are_always_those_of_the_network_as_it_is_now():
     np.testing.assert_allclose(found.transform(x), expected, rtol=0, atol=1e-8)
 
 
-def test_a_pickle_in_the_middle_of_a_stream_goes_on_as_if_nothing_had_happened():
+def test_a_stream_continues_identically_after_pickling():
     x = shuffled_moons(140, seed=4)
     whole = stream(small(), x)
     for again in (lambda e: pickle.loads(pickle.dumps(e)), copy.deepcopy):
@@ -526,7 +532,7 @@ def test_a_pickle_in_the_middle_of_a_stream_goes_on_as_if_nothing_had_happened()
         assert np.array_equal(rest.transform(x), whole.transform(x))
 
 
-def test_a_stream_goes_on_from_fit_with_small_steps():
+def test_a_stream_continues_from_fit_with_small_steps():
     x = shuffled_moons(400, seed=5)
     fresh, _ = two_moons(400, seed=100)
     fitted = small(16, updates=500).fit(x)
@@ -538,8 +544,8 @@ def test_a_stream_goes_on_from_fit_with_small_steps():
     assert error(fitted, fresh) < 1.05 * before
 
 
-def test_the_defaults_survive_their_own_data_again():
-    """A hundred components with a wide kernel, in batches: the error was 13 after one call."""
+def test_partial_fit_on_the_data_of_fit_keeps_the_error():
+    """Regression test: with 100 components and a wide kernel the error was 13 after one call."""
     x = shuffled_moons(2000, seed=0)
     fitted = KSMTransformer(updates=300, random_state=0).fit(x)
     before = error(fitted, x[:500])
@@ -547,17 +553,17 @@ def test_the_defaults_survive_their_own_data_again():
 
 
 @pytest.mark.parametrize("other", [{"n_components": 9}, {"kernel": "laplacian"}, {"kernel_params": {"sigma": 0.4}}])
-def test_a_stream_cannot_become_another(other):
+def test_partial_fit_refuses_other_components_or_kernels(other):
     x = shuffled_moons(60, seed=1)
     found = small().partial_fit(x[:50])
     before = found.transform(x)
-    with pytest.raises(ValueError, match=r"`fit` begins anew, `partial_fit` cannot"):
+    with pytest.raises(ValueError, match="call `fit` to start again"):
         found.set_params(**other).partial_fit(x[50:])
     assert np.array_equal(found.transform(x), before)
     assert found.fit(x).n_samples_seen_ == 60
 
 
-def test_a_wrong_readout_in_a_stream_changes_nothing():
+def test_an_unknown_readout_does_not_change_the_stream():
     x = shuffled_moons(60, seed=1)
     found = small().partial_fit(x[:50])
     before = found.components_
@@ -577,17 +583,17 @@ def test_samples_that_are_too_large_are_refused():
         small(kernel="polynomial", kernel_params={"degree": 3}).fit(x).transform(np.full((1, 2), 1e150))
 
 
-def test_training_samples_are_kept_for_least_squares_alone():
+def test_only_least_squares_stores_training_samples():
     x = np.random.RandomState(0).rand(4000, 50)
     sizes = [
         len(pickle.dumps(small(4, readout=readout, updates=2, kernel_params={"sigma": 3}).fit(x)))
         for readout in ("neural", "least_squares")
     ]
-    assert sizes[0] < 1000 * 50 * 8 + 50_000  # what the stream remembers
+    assert sizes[0] < 1000 * 50 * 8 + 50_000  # the reservoir of the stream
     assert sizes[1] > 4000 * 50 * 8
 
 
-def test_fit_forgets_what_came_before():
+def test_fit_resets_the_stream():
     x = shuffled_moons(200, seed=5)
     expected = small().fit(x).transform(x)
     assert np.array_equal(stream(small(), x + 5).fit(x).transform(x), expected)
@@ -595,11 +601,11 @@ def test_fit_forgets_what_came_before():
     assert wide.fit(x).n_features_in_ == 2
 
 
-def test_another_distribution_is_followed():
-    """The data moves away: the features of the new place, which were nothing, get near to those of the old."""
-    away = np.array([6.0, 0.0])
-    old, new = shuffled_moons(300, seed=7), shuffled_moons(2500, seed=8) + away
-    fresh = two_moons(300, seed=100)[0] + away
+def test_a_stream_follows_a_shift_of_the_distribution():
+    """Features of the shifted data are 0 at first and accurate after learning from it."""
+    shift = np.array([6.0, 0.0])
+    old, new = shuffled_moons(300, seed=7), shuffled_moons(2500, seed=8) + shift
+    fresh = two_moons(300, seed=100)[0] + shift
     found = stream(small(16, readout="nystroem"), old)
     assert error(found, fresh) > 0.99
     stream(found, new, batch=8)
@@ -616,7 +622,7 @@ def test_memory_is_bounded():
     assert found.n_samples_seen_ == 6000
 
 
-def test_a_stream_keeps_the_dtype_of_its_beginning():
+def test_a_stream_keeps_the_dtype_of_its_first_samples():
     x = shuffled_moons(50, seed=1)
     found = stream(small(), x.astype(np.float32))
     found.partial_fit(x)
@@ -625,7 +631,7 @@ def test_a_stream_keeps_the_dtype_of_its_beginning():
     assert found.transform(x).dtype == np.float64
 
 
-def test_wrong_samples_in_a_stream_are_refused_and_leave_it_as_it_was():
+def test_invalid_samples_do_not_change_the_stream():
     x = shuffled_moons(50, seed=1)
     found = stream(small(), x)
     before = found.transform(x)
@@ -636,7 +642,7 @@ def test_wrong_samples_in_a_stream_are_refused_and_leave_it_as_it_was():
     assert found.n_samples_seen_ == 50
 
 
-def test_a_stream_without_a_sample_has_no_features():
+def test_a_stream_without_samples_is_not_fitted():
     with pytest.raises(NotFittedError):
         small().transform(np.ones((1, 2)))
     with pytest.raises(ValueError, match=r"0 sample\(s\)"):

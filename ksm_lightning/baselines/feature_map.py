@@ -1,4 +1,4 @@
-"""What the methods have in common: ``fit`` on points, ``transform`` points to features."""
+"""Base class of all methods: ``fit`` on points, then ``transform`` points to features."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,15 +13,15 @@ _BLOCK = 4096
 
 
 class FeatureMap(ABC):
-    """A map from points to features y with ``y_s . y_t`` near ``f(x_s, x_t)``.
+    """A map from points to features y with ``y_s . y_t`` close to ``f(x_s, x_t)``.
 
-    The constructor stores, :meth:`fit` learns from points and returns the map itself, :meth:`transform` makes features
-    of any points. Everything happens on the device of the points; what is learned has a name that ends in ``_``.
+    As in scikit-learn, the constructor only stores its arguments, :meth:`fit` returns ``self`` and learned attributes
+    end in ``_``. Everything is computed on the device of the points.
 
     Args:
         kernel: The similarity to approximate.
-        n_components: Features n.
-        seed: Seed of a random stream of its own; the same seed and points give the same features.
+        n_components: Number of features n.
+        seed: Seed of a separate random stream. The same seed and points give the same features.
     """
 
     def __init__(self, kernel: Kernel, n_components: int, *, seed: int = 0) -> None:
@@ -34,10 +34,10 @@ class FeatureMap(ABC):
 
     @property
     def in_features_(self) -> int:
-        """Features m of the points it was fitted to.
+        """Number of input features m of the points passed to :meth:`fit`.
 
         Raises:
-            ValueError: If it was not.
+            ValueError: If :meth:`fit` was not called.
         """
         if self._in_features is None:
             raise ValueError(f"This {type(self).__name__} is not fitted: call `fit` with points first.")
@@ -48,7 +48,7 @@ class FeatureMap(ABC):
         """Learn from points (samples, m).
 
         Raises:
-            ValueError: If the points cannot be used, or there are too few of them.
+            ValueError: If the points are invalid or too few.
         """
         if self.n_components < 1:
             raise ValueError(f"`n_components` must be at least 1, got {self.n_components}.")
@@ -57,7 +57,7 @@ class FeatureMap(ABC):
             raise ValueError(f"{type(self).__name__} needs points to be fitted to, got the shape {tuple(x.shape)}.")
         if not bool(x.isfinite().all()):
             raise ValueError(f"{type(self).__name__} cannot be fitted to points that hold NaN or infinity.")
-        self._in_features = None  # a fit that fails leaves nothing to transform with
+        self._in_features = None  # a failed fit leaves the map unfitted
         with full_precision(x.device):
             self._fit(x, torch.Generator().manual_seed(self.seed))
         self._in_features = x.shape[1]
@@ -68,12 +68,12 @@ class FeatureMap(ABC):
         """Features (samples, n) of points (samples, m), in the dtype of the points.
 
         Raises:
-            ValueError: If there was no :meth:`fit`, or the points have another number of features.
+            ValueError: If :meth:`fit` was not called, or the number of input features differs.
         """
         return self._in_blocks(x, self._features)
 
-    def _in_blocks(self, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """What ``make`` makes of points that are checked first, a block at a time, in the dtype of the points."""
+    def _in_blocks(self, x: Tensor, encode: Callable[[Tensor], Tensor]) -> Tensor:
+        """Check the points, then apply ``encode`` block by block; the result has the dtype of the points."""
         self._check_points(x)
         if x.shape[1] != self.in_features_:
             raise ValueError(
@@ -81,11 +81,11 @@ class FeatureMap(ABC):
                 f"{tuple(x.shape)}."
             )
         with full_precision(x.device):
-            return torch.cat([make(part).to(x.dtype) for part in torch.split(x, _BLOCK)])
+            return torch.cat([encode(part).to(x.dtype) for part in torch.split(x, _BLOCK)])
 
     def _check_points(self, x: Tensor) -> None:
         if not isinstance(x, Tensor):
-            raise ValueError(f"{type(self).__name__} takes torch tensors: make one with torch.as_tensor.")
+            raise ValueError(f"{type(self).__name__} takes torch tensors, got {type(x).__name__}: use torch.as_tensor.")
         if x.dim() != 2 or not x.is_floating_point():
             raise ValueError(
                 f"{type(self).__name__} takes floating-point numbers of shape (samples, features), got {x.dtype} of "
@@ -98,7 +98,7 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def _fit(self, x: Tensor, generator: torch.Generator) -> None:
-        """Learn from points that were checked; ``generator`` is on the CPU."""
+        """Learn from validated points; ``generator`` is on the CPU."""
 
     @abstractmethod
     def _features(self, x: Tensor) -> Tensor:
@@ -109,10 +109,10 @@ class FeatureMap(ABC):
 
 
 def check_enough(method: str, n_components: int, samples: int) -> None:
-    """Refuse to choose more features than there are points.
+    """Check that there are at least as many points as features.
 
     Raises:
         ValueError: If there are fewer points than features.
     """
     if n_components > samples:
-        raise ValueError(f"{method} needs at least as many points as features: {n_components} of {samples} points.")
+        raise ValueError(f"{method} of {n_components} features needs at least {n_components} points, got {samples}.")

@@ -1,4 +1,4 @@
-"""Random Fourier features (Rahimi and Recht, 2007) of the kernels that depend on ``u - v``."""
+"""Random Fourier features (Rahimi and Recht, 2007) of shift-invariant kernels."""
 
 import math
 
@@ -9,13 +9,13 @@ from ksm_lightning.baselines.feature_map import FeatureMap
 
 
 class RandomFourier(FeatureMap):
-    """Features ``sqrt(2/n) cos(w_i . x + b_i)`` with frequencies from the kernel's spectral density, ``b`` uniform.
+    """Features ``sqrt(2/n) cos(w_i . x + b_i)`` with w from the kernel's spectral density and b uniform.
 
-    Their inner products are right on average and off by about ``n^(-1/2)``; they never look at the data.
+    Their inner products are unbiased with errors of order ``n^(-1/2)``. They do not depend on the data.
 
     Args:
-        kernel: A kernel that answers :meth:`Kernel.frequencies`: Gaussian, Laplacian, Cauchy, or your own.
-        n_components: Features n.
+        kernel: A kernel that implements :meth:`Kernel.frequencies`: Gaussian, Laplacian, Cauchy, or your own.
+        n_components: Number of features n.
         seed: Seed of the frequencies.
     """
 

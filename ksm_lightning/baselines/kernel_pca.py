@@ -1,4 +1,4 @@
-"""Kernel PCA without centring: the optimum, the best approximation of the kernel matrix with n features."""
+"""Kernel PCA without centring: the best approximation of the kernel matrix with n features."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -12,7 +12,7 @@ from ksm_lightning.kernels.factorisation import robust_cholesky
 from ksm_lightning.kernels.pairs import symmetric_tiles
 
 Solver = Literal["auto", "exact", "randomised"]
-# `auto` is exact up to so many points: a second or two; twice as many take eight times as long.
+# `auto` is exact up to this number of points, which takes 1 to 2 s; the time grows with the cube.
 _EXACT_UP_TO = 2000
 _TILE = 2048
 
@@ -29,28 +29,29 @@ class Eigenpairs(NamedTuple):
 def leading_eigenpairs(
     product: Callable[[Tensor], Tensor], start: Tensor, count: int, *, power_iterations: int
 ) -> Eigenpairs:
-    """The leading eigenpairs of a positive semi-definite matrix that is known by its products.
+    """The leading eigenpairs of a positive semi-definite matrix F, given only products with it.
 
-    A random block is multiplied ``2 power_iterations + 1`` times, as by ``torch.svd_lowrank``, with an orthonormal
-    basis Q in between. With one more product ``Z = F Q`` the approximation is ``Z (Q^T Z)^+ Z^T``, whose error is that
-    of another half iteration (Tropp, Yurtsever, Udell and Cevher, 2017), and not the projection ``Q Q^T F``.
+    A random block is multiplied by F ``2 power_iterations + 1`` times, as in ``torch.svd_lowrank``, and
+    orthonormalised to Q after each product. With one more product ``Z = F Q``, F is approximated by
+    ``Z (Q^T Z)^+ Z^T`` instead of the projection ``Q Q^T F``, which is as accurate as another half iteration (Tropp,
+    Yurtsever, Udell and Cevher, 2017).
 
     Args:
-        product: Gives ``F v`` for any v (samples, columns).
+        product: Maps v (samples, columns) to ``F v``.
         start: A random block (samples, q) with q at least ``count``.
-        count: Pairs wanted.
-        power_iterations: Each makes two products.
+        count: Number of eigenpairs.
+        power_iterations: Number of power iterations, with two products each.
     """
     basis = torch.linalg.qr(product(start))[0]
     for _ in range(2 * power_iterations):
         basis = torch.linalg.qr(product(basis))[0]
     Z = product(basis)  # (samples, q)
-    # A shift as large as rounding makes the middle invertible, and is taken off the eigenvalues again.
+    # A shift of the size of rounding errors makes Q^T Z invertible; it is subtracted from the eigenvalues below.
     shift = torch.finfo(Z.dtype).eps * float(torch.linalg.vector_norm(Z))
     Z.add_(basis, alpha=shift)
     middle = _inner(basis, Z)
     factor = robust_cholesky((middle + middle.mT) / 2)
-    root = torch.linalg.solve_triangular(factor, Z.double().mT, upper=False).mT  # (samples, q); F is near root root^T
+    root = torch.linalg.solve_triangular(factor, Z.double().mT, upper=False).mT  # (samples, q); F ~ root root^T
     values, axes = torch.linalg.eigh(root.mT @ root)
     values, axes = values.flip(0)[:count], axes.flip(1)[:, :count]
     vectors = root @ (axes * values.clamp(min=torch.finfo(torch.float64).tiny).rsqrt())
@@ -58,7 +59,7 @@ def leading_eigenpairs(
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """``a^T b`` in float64, of long matrices."""
+    """``a^T b`` in float64, computed in blocks of rows."""
     total = a.new_zeros(a.shape[1], b.shape[1], dtype=torch.float64)
     for rows in range(0, len(a), 8192):
         total.addmm_(a[rows : rows + 8192].double().mT, b[rows : rows + 8192].double())
@@ -66,21 +67,21 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 class KernelPCA(FeatureMap):
-    """The n leading eigenvectors of the kernel matrix, each as long as the root of its eigenvalue.
+    """The n leading eigenvectors of the kernel matrix, scaled by the square roots of their eigenvalues.
 
-    No other n features have a smaller error on the points it is fitted to. New points get
-    ``f(x, X) V Lambda^(-1/2)``, which is the same for the points of the fit.
+    No other n features have a smaller error on the points X passed to :meth:`fit`. New points are mapped to
+    ``f(x, X) V Lambda^(-1/2)``, which agrees with the eigenvectors on X.
 
     Args:
         kernel: The similarity.
-        n_components: Features n.
-        solver: ``exact`` decomposes the whole matrix in float64, ``randomised`` finds the leading eigenvectors in
+        n_components: Number of features n.
+        solver: ``exact`` decomposes the full matrix in float64; ``randomised`` computes the leading eigenvectors from
             products with it; ``auto`` is exact up to 2,000 points.
-        oversampling: Directions that the randomised solver follows beyond n; with the paper's n = 1,024 they are 1,280.
-        power_iterations: Of the randomised solver, ``niter`` of ``torch.svd_lowrank``.
-        most_bytes: The randomised solver holds the matrix if it fits into this, and else computes it again, a tile at a
-            time, for every product.
-        progress: Called with the share done of a randomised fit that walks over tiles.
+        oversampling: Number of directions beyond n in the randomised solver.
+        power_iterations: Number of power iterations of the randomised solver, ``niter`` of ``torch.svd_lowrank``.
+        most_bytes: The randomised solver stores the matrix if it fits into this size. Otherwise it recomputes the
+            matrix tile by tile for every product.
+        progress: Called with the number of tiles computed since the last call, if the matrix is not stored.
         seed: Seed of the randomised solver.
 
     Example:
@@ -99,7 +100,7 @@ class KernelPCA(FeatureMap):
         oversampling: int = 256,
         power_iterations: int = 4,
         most_bytes: int = 2**30,
-        progress: Callable[[float], object] | None = None,
+        progress: Callable[[int], object] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(kernel, n_components, seed=seed)
@@ -107,7 +108,7 @@ class KernelPCA(FeatureMap):
             raise ValueError(f"`solver` must be 'auto', 'exact' or 'randomised', got {solver!r}.")
         if oversampling < 0 or power_iterations < 0:
             raise ValueError(
-                f"`oversampling` and `power_iterations` cannot be negative, got {oversampling} and {power_iterations}."
+                f"`oversampling` and `power_iterations` must be at least 0, got {oversampling} and {power_iterations}."
             )
         self.solver = solver
         self.oversampling = oversampling
@@ -124,7 +125,7 @@ class KernelPCA(FeatureMap):
             found = Eigenpairs(values.flip(0)[: self.n_components], vectors.flip(1)[:, : self.n_components])
         else:
             found = self._randomised(x, generator)
-        # An eigenvalue at the level of rounding belongs to no feature.
+        # Eigenvalues at the level of rounding errors are set to 0, and so are their features.
         rounding = 10 * torch.finfo(x.dtype).eps * found.values[0]
         values = torch.where(found.values > rounding, found.values, 0.0)
         inverse = torch.where(values > 0, values.clamp(min=torch.finfo(values.dtype).tiny).rsqrt(), 0.0)
@@ -140,7 +141,7 @@ class KernelPCA(FeatureMap):
             F = self.kernel(x, x)
             product: Callable[[Tensor], Tensor] = F.__matmul__
         else:
-            product = _TiledProduct(self.kernel, x, 2 * self.power_iterations + 2, self.progress)
+            product = _TiledProduct(self.kernel, x, self.progress)
         return leading_eigenpairs(product, start, self.n_components, power_iterations=self.power_iterations)
 
     def _features(self, x: Tensor) -> Tensor:
@@ -150,19 +151,16 @@ class KernelPCA(FeatureMap):
         return features
 
     def fit_transform(self, x: Tensor) -> Tensor:
-        """:meth:`fit`, then the features of the same points, without computing the matrix again."""
+        """:meth:`fit`, then the features of the same points, without recomputing the matrix."""
         self.fit(x)
         return self.embedding_.to(x.dtype)
 
 
 class _TiledProduct:
-    """``v -> F v`` that holds a tile of F at a time, each computed once for both of its places."""
+    """``v -> F v`` with one tile of F in memory at a time; each tile is used for both of its symmetric positions."""
 
-    def __init__(
-        self, kernel: Kernel, x: Tensor, products: int, progress: Callable[[float], object] | None
-    ) -> None:  # fmt: skip
+    def __init__(self, kernel: Kernel, x: Tensor, progress: Callable[[int], object] | None) -> None:
         self.kernel, self.x, self.progress = kernel, x, progress
-        self.done, self.total = 0, products * sum(1 for _ in symmetric_tiles(len(x), _TILE))
 
     def __call__(self, v: Tensor) -> Tensor:
         result = torch.zeros_like(v)
@@ -171,7 +169,6 @@ class _TiledProduct:
             result[rows].addmm_(F, v[columns])
             if weight == 2:
                 result[columns].addmm_(F.mT, v[rows])
-            self.done += 1
             if self.progress is not None:
-                self.progress(self.done / self.total)
+                self.progress(1)
         return result

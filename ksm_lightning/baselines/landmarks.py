@@ -1,10 +1,13 @@
-"""Which points, or places, serve as landmarks of a Nystroem approximation.
+"""Landmark selectors of the Nystroem approximation.
 
-Each choice is a function of (kernel, points (samples, m), count, generator) that gives landmarks (count, m).
+To add a selector, write a function that maps (kernel, points (samples, m), count, generator) to landmarks (count, m)
+and add one entry to :data:`LANDMARK_SELECTORS`. :class:`ksm_lightning.baselines.Nystroem`, the method registry,
+``ksm compare`` and the figures read that entry.
 """
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,33 +16,31 @@ from ksm_lightning.evaluation.clustering import kmeans
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.kernels.factorisation import robust_cholesky
 
-Choice = Callable[[Kernel, Tensor, int, torch.Generator], Tensor]
-
-# Relative to the largest similarity of a point with itself, a residual below this is rounding.
+# Residuals below this fraction of the largest f(x, x) are rounding errors.
 _ROUNDING = 1e-10
-# Gradients are followed on so many points a landmark, and on so many at least.
+# Size of the sample on which landmarks are optimised.
 _POINTS_PER_LANDMARK, _POINTS_AT_LEAST = 10, 2000
 
 
 def uniform(kernel: Kernel, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Points drawn without replacement, all alike."""
+    """Points drawn uniformly without replacement."""
     return x[torch.randperm(len(x), generator=generator)[:count].to(x.device)]
 
 
 def kmeans_centres(kernel: Kernel, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Centres of KMeans on the points, started from data points, at most 100 iterations of Lloyd's method."""
+    """KMeans centres of the points: random data points, then at most 100 iterations of Lloyd's method."""
     seed = int(torch.randint(2**31, (1,), generator=generator))
     return kmeans(x, count, starts=1, max_iterations=100, seed=seed).centres
 
 
 def pivoted_cholesky(kernel: Kernel, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Points drawn one by one with probability proportional to what those before leave unexplained of them.
+    """Points drawn one by one with probability proportional to their residual under the previous landmarks.
 
     Randomly pivoted Cholesky (Chen, Epperly, Tropp and Webber, 2023): the residual of a point is
-    ``f(x,x) - |g(x)|^2`` with g its row of the partial Cholesky factor, which grows by a column with each landmark.
-    Candidates are drawn together, and each is accepted with the share that its residual has kept since then: that is
-    the same distribution (Epperly, Tropp and Webber, 2024), in products of matrices. Where the landmarks explain all
-    points, the rest is drawn uniformly among the others.
+    ``f(x,x) - |g(x)|^2``, where g is its row of the partial Cholesky factor. Each landmark adds a column to the factor.
+    Candidates are drawn in blocks and each is accepted with probability (current residual) / (residual when drawn).
+    This gives the same distribution with matrix products (Epperly, Tropp and Webber, 2024). When all residuals vanish,
+    the remaining landmarks are drawn uniformly from the other points.
     """
     points = x.double()
     residual = kernel.diag(points)
@@ -62,7 +63,7 @@ def pivoted_cholesky(kernel: Kernel, x: Tensor, count: int, generator: torch.Gen
         H = kernel(points[candidates], points[candidates]) - rows @ rows.mT
         accepted = candidates[_accepted(H.cpu(), draws[1].cpu(), float(smallest)).to(x.device)][: count - done]
         if len(accepted) == 0:
-            residual[candidates] = 0.0  # rounding only
+            residual[candidates] = 0.0  # only rounding errors are left
             continue
         columns = kernel(points, points[accepted]) - factor[:, :done] @ factor[accepted, :done].mT
         lower = robust_cholesky(columns[accepted])
@@ -74,25 +75,24 @@ def pivoted_cholesky(kernel: Kernel, x: Tensor, count: int, generator: torch.Gen
 
 
 def _accepted(H: Tensor, draws: Tensor, smallest: float) -> Tensor:
-    """Places of the candidates that are accepted one after the other, given their residual matrix ``H`` (b, b)."""
+    """Indices of the candidates that are accepted in sequence, given their residual matrix ``H`` (b, b)."""
     first = H.diagonal().clone()
     kept = []
-    for place in range(len(H)):
-        own = float(H[place, place])
-        if own > smallest and own > float(draws[place] * first[place]):
-            kept.append(place)
-            column = H[:, place].clone()
+    for index in range(len(H)):
+        own = float(H[index, index])
+        if own > smallest and own > float(draws[index] * first[index]):
+            kept.append(index)
+            column = H[:, index].clone()
             H = H - torch.outer(column, column / own)
     return torch.tensor(kept, dtype=torch.int64)
 
 
 def leverage_scores(kernel: Kernel, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Points drawn by their ridge leverage scores, estimated recursively (Musco and Musco, 2017).
+    """Points drawn by ridge leverage scores, estimated recursively (Musco and Musco, 2017).
 
-    The score of a point is how much it alone is needed to explain all others, ``(F (F + r I)^-1)_tt``, with the ridge r
-    the part of the trace that ``count / (4 log count)`` directions leave, divided by their number. A sample of half the
-    points, halved again and again, stands in for F at each level: the points that it picks estimate the scores of twice
-    as many.
+    The score of point t is ``(F (F + r I)^-1)_tt``. The ridge r is the part of the trace outside the leading
+    ``k = count / (4 log count)`` eigenvectors, divided by k. The points are halved recursively: the sample picked at
+    one level estimates the scores at the next level, which has twice as many points.
     """
     samples = len(x)
     oversampling = max(1.0, math.log(count))
@@ -101,7 +101,7 @@ def leverage_scores(kernel: Kernel, x: Tensor, count: int, generator: torch.Gene
     sizes = [samples]
     while sizes[-1] > max(count, 2):
         sizes.append(math.ceil(sizes[-1] / 2))
-    picked = order[: sizes[-1]]  # of the innermost level, all
+    picked = order[: sizes[-1]]  # the innermost level keeps all its points
     weights = torch.ones(len(picked), dtype=torch.float64)
     for size in reversed(sizes[:-1]):
         members = order[:size]
@@ -115,13 +115,13 @@ def leverage_scores(kernel: Kernel, x: Tensor, count: int, generator: torch.Gene
             is_picked[:count] = True
             probability = torch.full_like(probability, count / size)
         picked, weights = members[is_picked], probability[is_picked].rsqrt()
-    return x[picked[:count].to(x.device)]  # as many landmarks as points
+    return x[picked[:count].to(x.device)]  # every point is a landmark
 
 
 def _ridge_leverage(
     kernel: Kernel, x: Tensor, members: Tensor, picked: Tensor, weights: Tensor, rank: int
 ) -> Tensor:  # fmt: skip
-    """Estimates of the ridge leverage scores of some points from a weighted sample of them, at most 1."""
+    """Ridge leverage scores of the points ``members``, estimated from the weighted sample ``picked``; at most 1."""
     landmarks = x[picked.to(x.device)].double()
     weight = weights.to(x.device)
     S = weight[:, None] * kernel(landmarks, landmarks) * weight  # (picked, picked)
@@ -140,12 +140,12 @@ def _ridge_leverage(
 
 
 def _weighted_draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Indices (count,) drawn one after the other in proportion to weights; those of weight 0 come last, uniformly.
+    """Indices (count,) drawn without replacement in proportion to the weights; weights of 0 come last, uniformly.
 
-    The largest of ``log(u) / w`` are such a draw (Efraimidis and Spirakis, 2006).
+    Takes the largest ``log(u) / w`` with u uniform (Efraimidis and Spirakis, 2006).
     """
     uniform = torch.rand(len(weights), dtype=torch.float64, generator=generator).clamp_(min=1e-300)
-    # Weights of 0 count as far below the smallest other.
+    # A floor far below the other weights replaces 0.
     floor = 1e-12 * weights.max().clamp(min=1e-300)
     return (uniform.log() / weights.clamp(min=float(floor))).topk(count).indices
 
@@ -153,25 +153,24 @@ def _weighted_draw(weights: Tensor, count: int, generator: torch.Generator) -> T
 def gradient_optimised(
     kernel: Kernel, x: Tensor, count: int, generator: torch.Generator, max_iterations: int = 50
 ) -> Tensor:
-    """Landmarks moved downhill in what they leave unexplained, ``tr(F - f(x,W) f(W,W)^-1 f(W,x))``, by L-BFGS.
+    """Landmarks that minimise the residual ``tr(F - f(x,W) f(W,W)^-1 f(W,x))`` by L-BFGS.
 
-    In the spirit of Fu (2014), who poses the choice of landmarks as an optimisation in the kernel's feature space: this
-    is the sum of squared distances of the points from the span of the landmarks there. The gradient needs
-    ``V = f(W,W)^-1 f(W,x)`` and the kernel's pullback. It starts from pivoted Cholesky's points, on a sample of the
-    data.
+    The residual is the sum of squared distances of the points from the span of the landmarks in the kernel's feature
+    space, an objective similar to that of Fu (2014). The gradient needs ``V = f(W,W)^-1 f(W,x)`` and the kernel's
+    pullback. The start is :func:`pivoted_cholesky` on a sample of the data.
 
     Args:
         kernel: The similarity.
         x: Points (samples, m).
-        count: Landmarks.
+        count: Number of landmarks.
         generator: Source of randomness, on the CPU.
-        max_iterations: Iterations of L-BFGS.
+        max_iterations: Maximum number of L-BFGS iterations.
     """
     sample = uniform(kernel, x, max(_POINTS_AT_LEAST, _POINTS_PER_LANDMARK * count), generator).double()
     W = pivoted_cholesky(kernel, sample, count, generator)
     total = kernel.diag(sample).sum()
     if not bool(total > 0):
-        return W.to(x.dtype)  # there is nothing to explain
+        return W.to(x.dtype)  # all similarities are 0
     W = W.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
         [W], max_iter=max_iterations, history_size=20, line_search_fn="strong_wolfe",
@@ -180,16 +179,16 @@ def gradient_optimised(
 
     def closure() -> Tensor:
         with torch.no_grad():
-            unexplained, W.grad = _unexplained(kernel, sample, W.detach())
-        # In units of all there is to explain, and of a landmark: L-BFGS has a first step of its own.
+            residual, W.grad = _residual(kernel, sample, W.detach())
+        # Scaled by the trace of F, because the first step of L-BFGS depends on the scale.
         W.grad.div_(total)
-        return unexplained / total
+        return residual / total
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
     return W.detach().to(x.dtype)
 
 
-def _unexplained(kernel: Kernel, x: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
+def _residual(kernel: Kernel, x: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     """``tr(F - f(x,W) f(W,W)^-1 f(W,x))`` and its gradient in W (n, m)."""
     A, pull = kernel.value_and_pullback(x, W)  # (samples, n)
     B, pull_own = kernel.value_and_pullback(W, W)
@@ -197,15 +196,25 @@ def _unexplained(kernel: Kernel, x: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     B.diagonal().add_(jitter)
     V = torch.cholesky_solve(A.mT, robust_cholesky(B))  # (n, samples)
     explained = (A.mT * V).sum()
-    # d tr(A B^-1 A^T) = 2 tr(V dA) - tr(V V^T dB), and dB has a w_i in its row and in its column.
+    # d tr(A B^-1 A^T) = 2 tr(V dA) - tr(V V^T dB); w_i appears in row i and in column i of B.
     gradient = -2 * pull(V.mT) + 2 * pull_own(V @ V.mT)
     return kernel.diag(x).sum() - explained, gradient
 
 
-LANDMARK_SELECTORS: dict[str, Choice] = {
-    "uniform": uniform,
-    "kmeans": kmeans_centres,
-    "leverage": leverage_scores,
-    "cholesky": pivoted_cholesky,
-    "gradient": gradient_optimised,
+class LandmarkSelector(NamedTuple):
+    """One way to select landmarks, and how comparisons show it."""
+
+    select: Callable[[Kernel, Tensor, int, torch.Generator], Tensor]
+    """Maps (kernel, points (samples, m), count, generator on the CPU) to landmarks (count, m)."""
+    label: str
+    color: str
+    marker: str
+
+
+LANDMARK_SELECTORS: dict[str, LandmarkSelector] = {
+    "uniform": LandmarkSelector(uniform, "uniform", "#8c8c8c", "s"),
+    "kmeans": LandmarkSelector(kmeans_centres, "KMeans", "#2a9d4a", "^"),
+    "leverage": LandmarkSelector(leverage_scores, "leverage scores", "#8a5cc0", "v"),
+    "cholesky": LandmarkSelector(pivoted_cholesky, "pivoted Cholesky", "#1f77b4", "D"),
+    "gradient": LandmarkSelector(gradient_optimised, "gradient", "#17becf", "P"),
 }

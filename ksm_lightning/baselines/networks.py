@@ -1,4 +1,4 @@
-"""Networks that learn online by local rules, as feature maps: this package's own, and the two it descends from."""
+"""Networks that learn online with local rules, as feature maps: this package's network and two predecessors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,28 +9,27 @@ from torch import Tensor
 from ksm_lightning.baselines.feature_map import FeatureMap
 from ksm_lightning.baselines.fourier import RandomFourier
 from ksm_lightning.kernels import Kernel, LinearKernel
-from ksm_lightning.learning.schedule import PaperPhases, Phase, make_schedule
-from ksm_lightning.learning.train import train
+from ksm_lightning.learning import PaperPhases, Phase, make_schedule, train
 from ksm_lightning.network import functional
 from ksm_lightning.network.initialisation import NormalInit
-from ksm_lightning.network.readout import Readout, check_readout, landmark_features, readout_matrix
+from ksm_lightning.network.readout import LandmarkFeatures, Readout, check_readout
 
 Phases = Sequence[Phase | Mapping[str, Any]] | PaperPhases
 
 
 class SimilarityMatching(FeatureMap):
-    """The paper's network: landmarks, gains and lateral weights learned from one batch after the other.
+    """The paper's network: landmarks, gains and lateral weights, learned batch by batch.
 
     Args:
         kernel: The similarity.
-        n_components: Neurons n.
-        readout: ``neural``, the network's own responses, or ``nystroem`` or ``least_squares`` of its landmarks.
-        updates: Length of the adaptive schedule; 5,000 unless given.
-        phases: Phases of rates instead, or the name of one of the paper's.
-        init_scale: Start W at so many times ``N(0, 1)``; at data points unless given.
-        batch_size: Points a batch.
-        progress: Called with the number of updates made since the last call.
-        seed: Seed of start and batches.
+        n_components: Number of neurons n.
+        readout: ``neural`` for the network's responses, or ``nystroem`` or ``least_squares`` of its landmarks.
+        updates: Number of updates of the adaptive schedule. Default: 5,000.
+        phases: Phases of the paper's rule instead, or the name of a paper schedule.
+        init_scale: Initialise W with ``init_scale * N(0, 1)``. Default: at data points.
+        batch_size: Points per batch.
+        progress: Called with the number of updates since the last call.
+        seed: Seed of the initialisation and the batches.
 
     Example:
         >>> from ksm_lightning.kernels import GaussianKernel
@@ -54,7 +53,7 @@ class SimilarityMatching(FeatureMap):
     ) -> None:
         super().__init__(kernel, n_components, seed=seed)
         self.readout = check_readout(readout)
-        make_schedule(phases, updates)  # refuses what is impossible now, and not only in `fit`
+        make_schedule(phases, updates)  # raises an error now instead of in `fit`
         self.updates = updates
         self.phases = phases
         self.init_scale = init_scale
@@ -67,44 +66,41 @@ class SimilarityMatching(FeatureMap):
             init=None if self.init_scale is None else NormalInit(self.init_scale),
             batch_size=self.batch_size, seed=self.seed, progress=self.progress,
         )  # fmt: skip
-        factor = functional.factorise(self.network_.L, self.network_.ridge)  # NaN where no response exists
+        factor = functional.factorise(self.network_.L, self.network_.ridge)  # NaN if not positive definite
         if not all(bool(value.isfinite().all()) for value in (*self.network_.parameters(), factor)):
             raise FloatingPointError(
-                f"The network of {self.n_components} neurons diverged: leave out `phases`, whose rates are too large "
-                "here, or lower them."
+                f"The network of {self.n_components} neurons diverged: leave out `phases`, or lower its rates."
             )
         self._sample = x
-        self._matrices: dict[str, Tensor] = {}
+        self._encoders: dict[str, LandmarkFeatures] = {}
 
     @torch.no_grad()
     def features(self, x: Tensor, readout: str) -> Tensor:
-        """Features (samples, n) by any readout of the fitted network, in the dtype of the points.
+        """Features (samples, n) of the fitted network for any readout, in the dtype of the points.
 
         Raises:
-            ValueError: If there was no :meth:`fit`, or there is no such readout.
+            ValueError: If :meth:`fit` was not called, or the readout is unknown.
         """
         name = check_readout(readout)
-        return self._in_blocks(x, lambda part: self._read(part, name))
+        return self._in_blocks(x, lambda part: self._encode(part, name))
 
-    def _read(self, x: Tensor, readout: Readout) -> Tensor:
-        network = self.network_
+    def _encode(self, x: Tensor, readout: Readout) -> Tensor:
         if readout == "neural":
-            y: Tensor = network(x.to(network.W))
-            return y
-        if readout not in self._matrices:
-            self._matrices[readout] = readout_matrix(network, readout, self._sample)
-        return landmark_features(network.kernel, x, network.W.detach().double(), self._matrices[readout])
+            return self.network_.forward(x.to(self.network_.W))
+        if readout not in self._encoders:
+            self._encoders[readout] = LandmarkFeatures.of(self.network_, readout, self._sample)
+        return self._encoders[readout](x)
 
     def _features(self, x: Tensor) -> Tensor:
-        return self._read(x, self.readout)
+        return self._encode(x, self.readout)
 
 
 class LinearSimilarityMatching(SimilarityMatching):
-    """Similarity matching of inner products ``x_s . x_t`` (Pehlevan, Sengupta and Chklovskii, 2018), the ancestor.
+    """Similarity matching of inner products ``x_s . x_t`` (Pehlevan, Sengupta and Chklovskii, 2018).
 
     Args:
-        n_components: Neurons n.
-        kwargs: As for :class:`SimilarityMatching`.
+        n_components: Number of neurons n.
+        kwargs: Options of :class:`SimilarityMatching`.
     """
 
     def __init__(self, n_components: int, **kwargs: Any) -> None:
@@ -112,17 +108,17 @@ class LinearSimilarityMatching(SimilarityMatching):
 
 
 class NeuralFourier(FeatureMap):
-    """Random Fourier features, then a linear similarity-matching network (Bahroun, Hunsicker and Soltoggio, 2017).
+    """A linear similarity matching network on random Fourier features (Bahroun, Hunsicker and Soltoggio, 2017).
 
-    The paper evaluates the random features alone, as the best that the network can do with as many features as neurons.
-    With more features than neurons it does better: it learns the principal components of the features.
+    With as many features as neurons, the network is at best as good as the random features; the KSM paper evaluates
+    these. With more features than neurons, it learns their principal components and has a smaller error.
 
     Args:
         kernel: A kernel that has random Fourier features.
-        n_components: Neurons n.
-        num_features: Random features below them; as many as neurons unless given.
-        seed: Seed of features, start and batches.
-        kwargs: ``updates``, ``phases``, ``init_scale``, ``batch_size`` and ``progress`` of :class:`SimilarityMatching`.
+        n_components: Number of neurons n.
+        num_features: Number of random features. Default: the number of neurons.
+        seed: Seed of the features, the initialisation and the batches.
+        kwargs: Options of :class:`SimilarityMatching`, except ``readout``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Nystroem's approximation with landmarks of any origin."""
+"""The Nystroem approximation with any landmarks."""
 
 import torch
 from torch import Tensor
@@ -6,19 +6,19 @@ from torch import Tensor
 from ksm_lightning.baselines.feature_map import FeatureMap, check_enough
 from ksm_lightning.baselines.landmarks import LANDMARK_SELECTORS
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.network.readout import landmark_features, nystroem_matrix
+from ksm_lightning.network.readout import LandmarkFeatures, nystroem_matrix
 
 
 class Nystroem(FeatureMap):
-    """Features ``f(x, W) (f(W,W)^+)^(1/2)``: exact between landmarks, and on their span.
+    """Features ``f(x, W) (f(W,W)^+)^(1/2)``. The kernel is exact between landmarks and on their span.
 
     Args:
         kernel: The similarity.
-        n_components: Landmarks n, each of which makes a feature.
-        landmarks: How they are chosen: ``uniform``, ``kmeans``, ``leverage`` (recursive ridge leverage scores),
-            ``cholesky`` (randomly pivoted Cholesky) or ``gradient`` (moved downhill in the trace of the residual); or
-            the landmarks themselves (n, m), such as a network's W.
-        seed: Seed of the choice.
+        n_components: Number of landmarks n, and of features.
+        landmarks: A selector from :data:`~ksm_lightning.baselines.landmarks.LANDMARK_SELECTORS`: ``uniform``,
+            ``kmeans``, ``leverage`` (recursive ridge leverage scores), ``cholesky`` (randomly pivoted Cholesky) or
+            ``gradient`` (L-BFGS on the trace of the residual); or the landmarks (n, m), such as a network's W.
+        seed: Seed of the selector.
 
     Example:
         >>> from ksm_lightning.kernels import GaussianKernel
@@ -35,7 +35,7 @@ class Nystroem(FeatureMap):
         is_known = landmarks in LANDMARK_SELECTORS if isinstance(landmarks, str) else isinstance(landmarks, Tensor)
         if not is_known:
             raise ValueError(
-                f"There is no choice of landmarks {landmarks!r}: it is one of {', '.join(LANDMARK_SELECTORS)}, or a tensor."
+                f"`landmarks` must be one of {', '.join(LANDMARK_SELECTORS)}, or a tensor, got {landmarks!r}."
             )
         self.landmarks = landmarks
 
@@ -43,17 +43,21 @@ class Nystroem(FeatureMap):
         if isinstance(self.landmarks, Tensor):
             if self.landmarks.shape != (self.n_components, x.shape[1]):
                 raise ValueError(
-                    f"Landmarks must have the shape ({self.n_components}, {x.shape[1]}), got "
+                    f"`landmarks` must have shape ({self.n_components}, {x.shape[1]}), got "
                     f"{tuple(self.landmarks.shape)}."
                 )
             if not bool(self.landmarks.isfinite().all()):
-                raise ValueError("Landmarks must be finite, but some are NaN or infinity.")
+                raise ValueError("`landmarks` must be finite, but contains NaN or infinity.")
             W = self.landmarks.detach().to(x.device)
         else:
-            check_enough("Nystroem's approximation", self.n_components, len(x))
-            W = LANDMARK_SELECTORS[self.landmarks](self.kernel, x, self.n_components, generator)
-        self.landmarks_ = W.double()
-        self.matrix_ = nystroem_matrix(self.kernel, self.landmarks_)
+            check_enough("The Nystroem approximation", self.n_components, len(x))
+            W = LANDMARK_SELECTORS[self.landmarks].select(self.kernel, x, self.n_components, generator)
+        self.encoder_ = LandmarkFeatures(self.kernel, W.double(), nystroem_matrix(self.kernel, W))
+
+    @property
+    def landmarks_(self) -> Tensor:
+        """Landmarks (n, m), in float64."""
+        return self.encoder_.W
 
     def _features(self, x: Tensor) -> Tensor:
-        return landmark_features(self.kernel, x, self.landmarks_, self.matrix_)
+        return self.encoder_(x)

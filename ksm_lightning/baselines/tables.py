@@ -1,4 +1,4 @@
-"""Errors of several methods as tables: a row a run, the seeds together, Markdown for people."""
+"""Tables of a comparison: one row per run, summaries over seeds, Markdown."""
 
 import csv
 import math
@@ -7,39 +7,24 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ksm_lightning.baselines.methods import METHODS
 from ksm_lightning.files import write_csv
-
-METHODS: dict[str, str] = {
-    "kernel_pca": "kernel PCA (optimum)",
-    "nystroem_uniform": "Nystroem, uniform",
-    "nystroem_kmeans": "Nystroem, KMeans",
-    "nystroem_leverage": "Nystroem, leverage scores",
-    "nystroem_cholesky": "Nystroem, pivoted Cholesky",
-    "nystroem_gradient": "Nystroem, gradient",
-    "random_fourier": "random Fourier",
-    "neural_fourier": "neural Fourier",
-    "linear": "linear similarity matching",
-    "ksm": "network",
-    "ksm_nystroem": "Nystroem on the network's W",
-    "ksm_least_squares": "least squares on the network's W",
-}
-"""Names of the methods, and what they are called in a table."""
 
 
 class Row(NamedTuple):
-    """One representation, scored."""
+    """The error of one representation."""
 
     method: str
     n: int
     seed: int
     nrmse: float
-    """NaN where the training of a network diverged."""
+    """NaN if the training of the network diverged."""
     seconds: float
-    """Of the fit; that of a network counts for each of its readouts."""
+    """Time of the fit. All readouts of one network have the time of its training."""
 
 
 class Summary(NamedTuple):
-    """The seeds of a method and a number of features together."""
+    """Statistics over the seeds of one method and one number of features."""
 
     method: str
     n: int
@@ -52,10 +37,10 @@ class Summary(NamedTuple):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of an ``errors.csv``.
+    """Read the rows of an ``errors.csv``.
 
     Raises:
-        ValueError: If it is no such file.
+        ValueError: If the file is not such a table.
     """
     try:
         with path.open(newline="") as file:
@@ -64,35 +49,35 @@ def read_rows(path: Path) -> list[Row]:
                 for row in csv.DictReader(file)
             ]
         if any(row.method not in METHODS for row in rows):
-            raise ValueError("a method without a name here")
+            raise ValueError("unknown method")
         return rows
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no table of a comparison: remove it, or choose another folder.") from error
+        raise ValueError(f"{path} is not the table of a comparison: remove it or choose another folder.") from error
 
 
 def summarise(rows: Iterable[Row]) -> list[Summary]:
-    """Seeds together, in the order of :data:`METHODS` and n; diverged runs are counted and left out of the rest."""
+    """Statistics over seeds, ordered as in :data:`METHODS` and by n. Diverged runs are counted and excluded."""
     groups: dict[tuple[str, int], list[float]] = {}
     for row in rows:
         groups.setdefault((row.method, row.n), []).append(row.nrmse)
-    order = {name: place for place, name in enumerate(METHODS)}
+    order = {name: index for index, name in enumerate(METHODS)}
     summaries = []
     for (name, n), errors in sorted(groups.items(), key=lambda item: (order[item[0][0]], item[0][1])):
-        sound = [error for error in errors if not math.isnan(error)] or [math.nan]
-        least, most, diverged = min(sound), max(sound), sum(math.isnan(error) for error in errors)
-        mean = statistics.fmean(sound)
-        deviation = math.sqrt(statistics.fmean((error - mean) ** 2 for error in sound))
+        finite = [error for error in errors if not math.isnan(error)] or [math.nan]
+        least, most, diverged = min(finite), max(finite), sum(math.isnan(error) for error in errors)
+        mean = statistics.fmean(finite)
+        deviation = math.sqrt(statistics.fmean((error - mean) ** 2 for error in finite))
         summaries.append(Summary(name, n, len(errors), mean, deviation, least, most, diverged))
     return summaries
 
 
 def markdown(summaries: Sequence[Summary]) -> str:
-    """A table of means, with the deviation over seeds where there are several."""
+    """A Markdown table of means, with standard deviations if there are several seeds."""
     sizes = sorted({entry.n for entry in summaries})
     cells = {(entry.method, entry.n): _cell(entry) for entry in summaries}
     lines = ["| method | " + " | ".join(f"n = {n}" for n in sizes) + " |", "| --- |" + " --- |" * len(sizes)]
     for name in dict.fromkeys(entry.method for entry in summaries):
-        lines.append(f"| {METHODS[name]} | " + " | ".join(cells.get((name, n), "") for n in sizes) + " |")
+        lines.append(f"| {METHODS[name].label} | " + " | ".join(cells.get((name, n), "") for n in sizes) + " |")
     return "\n".join(lines)
 
 
@@ -104,10 +89,10 @@ def _cell(entry: Summary) -> str:
 
 
 def write_summary(path: Path, summaries: Sequence[Summary]) -> None:
-    """``summary.csv``: a line a method and number of features."""
+    """Write ``summary.csv``: one line per method and number of features."""
     write_csv(path, Summary._fields, summaries)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """``errors.csv``: a line a run."""
+    """Write ``errors.csv``: one line per run."""
     write_csv(path, Row._fields, rows)

@@ -1,15 +1,15 @@
-"""Kernel error, probes, figures, the divergence guard, checkpoints, progress and feature files."""
+"""Callbacks: evaluations, figures, the divergence guard, checkpoints, the progress bar and feature files."""
 
+from ksm_lightning.callbacks.evaluations import Evaluation, KernelErrorEvaluation, KMeansProbe, LinearProbe
 from ksm_lightning.callbacks.feature_writer import FeatureWriter
 from ksm_lightning.callbacks.guard import DivergenceGuard
-from ksm_lightning.callbacks.kernel_error import KernelErrorEvaluation
-from ksm_lightning.callbacks.probes import KMeansProbe, LinearProbe
 from ksm_lightning.callbacks.progress_bar import UpdateProgressBar
 from ksm_lightning.callbacks.run_figures import Figures
 from ksm_lightning.callbacks.update_checkpoint import UpdateCheckpoint
 
 __all__ = [
     "DivergenceGuard",
+    "Evaluation",
     "FeatureWriter",
     "Figures",
     "KMeansProbe",

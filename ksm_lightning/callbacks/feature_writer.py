@@ -1,4 +1,4 @@
-"""What ``ksm predict`` leaves behind: the features of all points in one file, with labels and who made them."""
+"""The files of ``ksm predict``: the features of all points, their labels, and a description of the extractor."""
 
 import json
 import os
@@ -23,16 +23,16 @@ _Draft = Literal["features", "labels", "written"]
 
 
 class FeatureWriter(BasePredictionWriter):
-    """Writes the features of the predicted points, in their order, however many processes compute them.
+    """Writes the features of the predicted points, in the order of the points, from any number of processes.
 
-    Each process writes its rows to one memory-mapped file, so that nothing has to fit into memory. A ``.npz`` holds
-    the arrays ``features`` (samples, n), ``labels`` (samples,) where there are any, and ``extractor``, a JSON text that
-    says which extractor made them. Beside a ``.npy`` with the features alone, ``NAME_labels.npy`` and ``NAME.json``
-    hold the rest. Labels are whole numbers; others are left out. Files appear whole at the end, or not at all.
+    Each process writes its rows to one memory-mapped file, so the features may be larger than memory. A ``.npz`` file
+    holds the arrays ``features`` (samples, n), ``labels`` (samples,) if the data has labels, and ``extractor``, a JSON
+    text that describes the extractor. A ``.npy`` file holds the features alone; the rest is in ``NAME_labels.npy`` and
+    ``NAME.json``. Labels that are not integers are not written. Files are complete when they appear.
 
     Args:
-        path: The file to write, ``.npy`` or ``.npz``; it must not exist yet.
-        readout: The features: ``neural`` is the network's response, ``nystroem`` and ``least_squares`` have a lower
+        path: The ``.npy`` or ``.npz`` file to write, which must not exist.
+        readout: The features: ``neural`` is the network's response; ``nystroem`` and ``least_squares`` have a lower
             kernel error with the same landmarks.
     """
 
@@ -52,13 +52,13 @@ class FeatureWriter(BasePredictionWriter):
         if stage != "predict":
             return
         if self.path.suffix not in (".npy", ".npz"):
-            raise ValueError(f"Features are written as .npy or .npz, got {self.path}.")
+            raise ValueError(f"Features are written as .npy or .npz, got {self.path}: change --features.path.")
         for path in (self.path, *self._beside().values()):
             if path.exists():
-                raise FileExistsError(f"{path} exists already: name another file with --features.path.")
+                raise FileExistsError(f"{path} exists already: choose another file with --features.path.")
 
     def _beside(self) -> dict[str, Path]:
-        """Files that a ``.npy`` needs beside it."""
+        """The files that belong to a ``.npy`` file."""
         if self.path.suffix == ".npz":
             return {}
         return {"labels": self.path.with_name(f"{self.path.stem}_labels.npy"), "about": self.path.with_suffix(".json")}
@@ -71,16 +71,16 @@ class FeatureWriter(BasePredictionWriter):
         data = getattr(trainer, "datamodule", None)
         data = data if isinstance(data, KSMDataModule) else None
         if not isinstance(pl_module, KernelSimilarityMatching):
-            raise ValueError("FeatureWriter writes the features of a KernelSimilarityMatching, and this is none.")
+            raise ValueError(f"FeatureWriter needs a KernelSimilarityMatching model, got a {type(pl_module).__name__}.")
         prepare = None if data is None else data.preprocessing
         points = None if data is None else data.readout_sample(self.readout)
         self._extractor = FeatureExtractor.from_network(
             pl_module.network, self.readout, preprocessing=prepare,
             sample=points if prepare is None or points is None else prepare.to(points.device).inverse(points),
         )  # fmt: skip
-        # Whoever asks for the dynamics wants to see the network settle, not the formula of where it will.
-        is_settling = self.readout == "neural" and pl_module.network.solver == "dynamics"
-        pl_module.set_reader(None if is_settling else self._extractor.features)
+        # The extractor has the closed form; with the dynamics the features are the network's own responses.
+        is_dynamic = self.readout == "neural" and pl_module.network.solver == "dynamics"
+        pl_module.run_state.encoder = None if is_dynamic else self._extractor.features
         shape = (samples, self._extractor.out_features)
         dtype = pl_module.network.W.detach().cpu().numpy().dtype
         if trainer.is_global_zero:
@@ -90,7 +90,7 @@ class FeatureWriter(BasePredictionWriter):
             np.lib.format.open_memmap(self._draft("written"), "w+", np.bool_, shape[:1])
         trainer.strategy.barrier("features")
         if not self._draft("features").is_file():
-            raise FileNotFoundError(f"{self.path.parent} must be a folder that all processes share.")
+            raise FileNotFoundError(f"The folder {self.path.parent} must be shared by all processes.")
         self._features = np.lib.format.open_memmap(self._draft("features"), "r+")
         self._labels = np.lib.format.open_memmap(self._draft("labels"), "r+")
         self._written = np.lib.format.open_memmap(self._draft("written"), "r+")
@@ -115,10 +115,10 @@ class FeatureWriter(BasePredictionWriter):
         loader = _only_loader(trainer)
         rows: Any = batch_indices
         if isinstance(loader, PointLoader):
-            start = loader.start + batch_idx * loader.block_size
+            start = loader.start + batch_idx * loader.batch_size
             rows = slice(start, start + len(prediction))
         elif not batch_indices:
-            raise ValueError("The loader does not say which points its batches hold: use a DataLoader with a Dataset.")
+            raise ValueError("The indices of the points in a batch are unknown: use a DataLoader with a Dataset.")
         self._features[rows] = prediction.cpu().numpy()
         self._written[rows] = True
         labels = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
@@ -132,24 +132,24 @@ class FeatureWriter(BasePredictionWriter):
         for array in (self._features, self._labels, self._written):
             if isinstance(array, np.memmap):
                 array.flush()
-        # Also a barrier: what all processes have written is in the file when each of them looks.
+        # The reduction is also a barrier: afterwards all rows are in the file.
         has_labels = torch.tensor(int(self._has_labels), device=pl_module.device)
         self._has_labels = int(trainer.strategy.reduce(has_labels, reduce_op="sum")) > 0
         assert self._written is not None
         written = int(self._written.sum())
         if written < len(self._written):
             raise ValueError(
-                f"Only {written} of {len(self._written)} points were predicted, and no features were written: leave "
-                "out limit_predict_batches, fast_dev_run, drop_last and samplers that leave points out."
+                f"Only {written} of {len(self._written)} points were predicted, and no features were written: remove "
+                "limit_predict_batches, fast_dev_run, drop_last and samplers that skip points."
             )
         if trainer.is_global_zero:
             self._finish()
         trainer.strategy.barrier("features")
-        self._let_go(pl_module)
+        self._release(pl_module)
 
-    def _let_go(self, pl_module: L.LightningModule) -> None:
+    def _release(self, pl_module: L.LightningModule) -> None:
         if isinstance(pl_module, KernelSimilarityMatching):
-            pl_module.set_reader(None)
+            pl_module.run_state.encoder = None
         self._features = self._labels = self._written = self._extractor = None
 
     def _finish(self) -> None:
@@ -170,7 +170,7 @@ class FeatureWriter(BasePredictionWriter):
                 write_text(beside["about"], about + "\n")
                 os.replace(self._draft("features"), self.path)
             except OSError:
-                for path in beside.values():  # none of them was there before
+                for path in beside.values():  # none of them existed before
                     path.unlink(missing_ok=True)
                 raise
         self._remove_drafts()
@@ -180,7 +180,7 @@ class FeatureWriter(BasePredictionWriter):
         )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._let_go(pl_module)
+        self._release(pl_module)
         if trainer.is_global_zero:
             self._remove_drafts()
 
@@ -190,7 +190,7 @@ class FeatureWriter(BasePredictionWriter):
 
 
 def write_archive(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """A ``.npz`` without compression, written a piece at a time: arrays may be larger than memory."""
+    """An uncompressed ``.npz`` file, written in pieces: arrays may be larger than memory."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -198,14 +198,14 @@ def write_archive(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _count(loader: Any) -> int:
-    """How many points there are to predict."""
+    """Number of points to predict."""
     if isinstance(loader, PointLoader):
         return len(loader.points)
     try:
         return len(loader.dataset)
     except (AttributeError, TypeError) as error:
         raise ValueError(
-            "FeatureWriter must know how many points there are: use a DataLoader with a Dataset that has a length."
+            "FeatureWriter needs the number of points: use a DataLoader with a Dataset that has a length."
         ) from error
 
 
@@ -213,6 +213,6 @@ def _only_loader(trainer: L.Trainer) -> Any:
     loaders = trainer.predict_dataloaders
     if isinstance(loaders, list | tuple):
         if len(loaders) != 1:
-            raise ValueError(f"FeatureWriter writes the points of one loader, and there are {len(loaders)}.")
+            raise ValueError(f"FeatureWriter needs exactly one loader, got {len(loaders)}.")
         return loaders[0]
     return loaders

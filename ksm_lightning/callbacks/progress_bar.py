@@ -1,4 +1,4 @@
-"""A progress bar that counts updates and shows the energy."""
+"""The progress bar of training: updates, energy and kernel error."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from ksm_lightning.module import KernelSimilarityMatching
 
 
 class UpdateProgressBar(TQDMProgressBar):
-    """Lightning's bar for a run without epochs: updates done and to do, updates a second, energy and error.
+    """Lightning's progress bar for a run without epochs: updates done and to do, speed, energy and kernel error.
 
     Args:
-        refresh_rate: Updates between two refreshes.
+        refresh_rate: Number of updates between two refreshes.
     """
 
     def __init__(self, refresh_rate: int = 50) -> None:
@@ -26,7 +26,7 @@ class UpdateProgressBar(TQDMProgressBar):
 
     def on_train_epoch_start(self, trainer: L.Trainer, *args: Any) -> None:
         bar = self.train_progress_bar
-        if bar.total is None:  # the first epoch; the bar is one for all of them
+        if bar.total is None:  # the first epoch; all epochs share one bar
             bar.reset(total=updates_to_do(trainer))
             bar.initial = bar.n = trainer.global_step
             bar.set_description("Training")
@@ -47,7 +47,7 @@ class UpdateProgressBar(TQDMProgressBar):
 
 
 def updates_to_do(trainer: L.Trainer) -> int | None:
-    """Updates at which the run ends, as far as it is known beforehand."""
+    """Number of the update at which the run ends, or None if it is not known."""
     limits = [trainer.max_steps] if trainer.max_steps >= 0 else []
     if isinstance(trainer.lightning_module, KernelSimilarityMatching):
         limits.append(trainer.lightning_module.schedule.total_updates)

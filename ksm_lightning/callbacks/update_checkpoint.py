@@ -1,4 +1,4 @@
-"""Checkpoints counted in updates, replaced as a whole or not at all; also when a signal ends the run."""
+"""Checkpoints every n updates, written atomically, also when a signal ends the run."""
 
 import os
 import signal
@@ -11,19 +11,23 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from ksm_lightning.files import draft_of
+from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.private_apis import checkpoint_content
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class UpdateCheckpoint(Checkpoint):
-    """Keeps ``checkpoints/last.ckpt`` in the run folder: every so many updates, before a validation and at the end.
+    """Writes ``checkpoints/last.ckpt`` in the run folder: every n updates, before each validation and at the end.
 
-    A checkpoint is written beside the old one and then takes its place in one step, so that a run that is killed
-    leaves either of them whole. SIGTERM and Ctrl-C let the update at hand come to its end, save, and leave; with
-    several processes all of them leave at the same update. A second Ctrl-C leaves at once.
+    A checkpoint is written to another file first, which then replaces the old one in one step: if the run is killed,
+    one of the two is complete. After SIGTERM or Ctrl-C the current update is finished, a checkpoint is written and the
+    run ends; several processes end at the same update. A second Ctrl-C ends the run immediately.
 
     Args:
-        every_n_updates: Updates between two checkpoints.
-        keep_all: Whether to keep a copy of each, named by its update.
+        every_n_updates: Number of updates between two checkpoints.
+        keep_all: Whether to keep a copy of each checkpoint, named by its update.
 
     Raises:
         ValueError: If ``every_n_updates`` is below 1.
@@ -35,11 +39,12 @@ class UpdateCheckpoint(Checkpoint):
         self.every_n_updates = every_n_updates
         self.keep_all = keep_all
         self.last_path: Path | None = None
-        """The checkpoint written last, if there is one."""
+        """The last checkpoint that was written or resumed from, if any."""
         self._saved_at: int | None = None
         self._signal: int | None = None
         self._handlers: dict[int, Any] = {}
         self._can_leave = False
+        """Whether a signal may end the run immediately, as nothing would be lost."""
 
     # ------------------------------------------------------------------ when to save
 
@@ -52,15 +57,15 @@ class UpdateCheckpoint(Checkpoint):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
         if trainer.global_step % self.every_n_updates == 0:
             self.save(trainer)
-        is_told = self._signal is not None
+        is_stopped = self._signal is not None
         if trainer.world_size > 1:
-            is_told = trainer.strategy.reduce_boolean_decision(is_told, all=False)
-        if is_told:
+            is_stopped = trainer.strategy.reduce_boolean_decision(is_stopped, all=False)
+        if is_stopped:
             self.save(trainer)
             self._leave(self._signal or signal.SIGTERM)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # What is saved before an evaluation, which may take long, cannot be lost in it.
+        # An evaluation may take long: a run that is killed during it loses no updates.
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self.save(trainer)
             self._can_leave = trainer.world_size == 1
@@ -80,15 +85,15 @@ class UpdateCheckpoint(Checkpoint):
     def _listen(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
+        run_state = pl_module.run_state if isinstance(pl_module, KernelSimilarityMatching) else None
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self._can_leave or (self._signal is not None and number == signal.SIGINT):
                 self._leave(number)
             self._signal = number
-            if trainer.world_size == 1:
-                pl_module.should_pause = True  # type: ignore[assignment]
+            if run_state is not None and trainer.world_size == 1:
+                run_state.should_pause = True  # ends the block of updates; several ranks must end it together
 
-        pl_module.should_pause = False  # type: ignore[assignment]
         self._handlers = {number: signal.signal(number, handle) for number in _SIGNALS}
 
     def _stop_listening(self) -> None:
@@ -106,39 +111,36 @@ class UpdateCheckpoint(Checkpoint):
     # ------------------------------------------------------------------ saving
 
     def save(self, trainer: L.Trainer) -> None:
-        """Write ``last.ckpt`` now, unless it has this update already; every rank must call it.
+        """Write ``last.ckpt``, unless it already holds this update. Every rank must call it.
 
         Raises:
-            OSError: If it cannot be written; the old one is still there then.
+            OSError: If it cannot be written. The old checkpoint is kept.
         """
         folder = trainer.log_dir
         if folder is None or self._saved_at == trainer.global_step:
             return
         target = Path(folder) / "checkpoints" / "last.ckpt"
-        draft = target.with_suffix(".draft")
-        # Trainer.save_checkpoint without its barrier, at which the others would wait for a rank that cannot write.
-        content = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        content = checkpoint_content(trainer)
         failure = ""
-        try:
-            trainer.strategy.save_checkpoint(content, draft)
-            if trainer.is_global_zero:
-                self._put_in_place(draft, target, trainer.global_step)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            kept = f"{self.last_path} is as it was" if self.last_path else "there is none yet"
-            failure = f"The checkpoint {target} could not be written ({error}); {kept}."
+        if trainer.is_global_zero:
+            try:
+                with draft_of(target) as draft:
+                    trainer.strategy.save_checkpoint(content, draft)
+                    self._make_durable(draft, target, trainer.global_step)
+            except OSError as error:
+                kept = f"{self.last_path} is unchanged" if self.last_path else "no earlier checkpoint exists"
+                failure = f"The checkpoint {target} could not be written ({error}); {kept}."
         failure = trainer.strategy.broadcast(failure)
         if failure:
             raise OSError(failure)
         self._saved_at = trainer.global_step
         self.last_path = target
 
-    def _put_in_place(self, draft: Path, target: Path, update: int) -> None:
-        """Have the file on the disk before it takes the old one's name."""
+    def _make_durable(self, draft: Path, target: Path, update: int) -> None:
+        """Flush the file to the disk before it replaces the old one; link the copy to keep."""
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         if self.keep_all:
             copy = target.with_name(f"update-{update:07d}.ckpt")
             copy.unlink(missing_ok=True)
             os.link(draft, copy)
-        os.replace(draft, target)

@@ -1,5 +1,62 @@
-"""The command ``ksm``."""
+"""The command ``ksm``. Importing it is cheap: what a command needs is imported when it runs."""
 
-from ksm_lightning.cli.lightning_cli import main
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Sequence
 
-__all__ = ["main"]
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run ``ksm``. A failure prints one sentence on standard error and exits with code 2.
+
+    With the environment variable KSM_DEBUG set, an error shows its traceback.
+
+    Args:
+        args: Command-line arguments. Default: those of the process.
+    """
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    from ksm_lightning.cli.own_commands import OWN_COMMANDS, run_own_command
+    from ksm_lightning.cli.parser import UserError, one_line
+
+    _silence_lightning()
+    given = list(sys.argv[1:] if args is None else args)
+    try:
+        if given and given[0] in OWN_COMMANDS:
+            run_own_command(given[0], given[1:])
+        else:
+            _run_lightning_command(None if args is None else given)
+    except KeyboardInterrupt:
+        print("ksm: stopped.", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if os.environ.get("KSM_DEBUG"):
+            raise
+        sentence = one_line(str(error)) or "no details available"
+        if not isinstance(error, UserError | ValueError | OSError | FloatingPointError | MisconfigurationException):
+            sentence = f"{type(error).__name__}: {sentence[:500]} (set KSM_DEBUG=1 for the traceback)"
+        print(f"ksm: error: {sentence}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _run_lightning_command(args: list[str] | None) -> None:
+    from ksm_lightning.cli.lightning_cli import KSMCLI, Interrupted
+
+    try:
+        KSMCLI(args)
+    except Interrupted as interruption:
+        print(f"ksm: {interruption}", file=sys.stderr)
+        sys.exit(interruption.exit_code)
+
+
+def _silence_lightning() -> None:
+    """Hide Lightning's notices, which ``ksm`` replaces by its own, and warnings that users cannot act on."""
+    for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated.*")
+    warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks")
+    warnings.filterwarnings("ignore", message="Couldn't infer the batch indices")
+    # Scores are equal on all ranks before they are logged.
+    warnings.filterwarnings("ignore", message="It is recommended to use .*sync_dist=True")

@@ -1,4 +1,4 @@
-"""``python -m ksm_lightning.cli``, for torchrun."""
+"""``python -m ksm_lightning.cli``, which torchrun needs."""
 
 from ksm_lightning.cli import main
 

@@ -1,18 +1,18 @@
-"""Where the commands without a Trainer compute."""
+"""The device of the commands without a Trainer."""
 
 import torch
 
 
 def find_device(name: str) -> str:
-    """The device that an option names; ``auto`` is cuda where there is one, and else the CPU.
+    """The device for an option; ``auto`` is cuda if available, otherwise the CPU.
 
     Raises:
-        ValueError: If it is a CUDA device, and there is none.
+        ValueError: If a CUDA device is named and none is available.
 
     Example:
         >>> find_device("cpu")
         'cpu'
     """
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"There is no CUDA device here for --device={name}: leave it out, or say cpu.")
+        raise ValueError(f"No CUDA device is available for --device={name}: remove the option, or use cpu.")
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

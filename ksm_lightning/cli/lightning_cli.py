@@ -1,26 +1,18 @@
-"""The command ``ksm``: fit, validate, test, predict, compare and report from YAML files and options."""
+"""The commands with a Trainer: fit, validate, test and predict, from YAML files and options."""
 
 import argparse
-import importlib
-import logging
-import os
-import re
 import shutil
 import sys
 import warnings
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning as L
-import yaml
-from jsonargparse import ActionConfigFile, lazy_instance  # type: ignore[attr-defined]
-from lightning.fabric.utilities.exceptions import MisconfigurationException
+from jsonargparse import lazy_instance  # type: ignore[attr-defined]
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from ksm_lightning import callbacks, data  # noqa: F401  (their classes can be named without a path)
+from ksm_lightning import callbacks, data  # noqa: F401  (so that their classes can be named without a path)
 from ksm_lightning.callbacks import (
     DivergenceGuard,
     FeatureWriter,
@@ -31,7 +23,11 @@ from ksm_lightning.callbacks import (
     UpdateCheckpoint,
     UpdateProgressBar,
 )
+from ksm_lightning.cli.own_commands import OWN_COMMANDS
+from ksm_lightning.cli.parser import KSMArgumentParser, UserError
+from ksm_lightning.cli.summary import print_summary
 from ksm_lightning.data import KSMDataModule
+from ksm_lightning.learning.hyperparameters import HyperParameters
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.preprocessing import Preprocessing
 from ksm_lightning.runs.checkpoint import preprocessing_of, read_checkpoint
@@ -44,24 +40,6 @@ _COMMANDS = {
     "test": "Kernel error and energy on the test points: ksm test --config ... --ckpt_path ...",
     "predict": "Write the features of the test points to a file: ksm predict --config ... --ckpt_path ...",
 }
-# Commands that need no Trainer, by the function that does them.
-_OWN_COMMANDS = {
-    "export": (
-        "ksm_lightning.cli.export",
-        "Write the feature extractor for other programs: ksm export --ckpt_path=... --format=onnx",
-    ),
-    "compare": (
-        "ksm_lightning.cli.compare",
-        "Errors of all methods against the number of features: ksm compare --data=HalfMoonsDataModule "
-        "--kernel_params.sigma=0.3",
-    ),
-    "report": (
-        "ksm_lightning.cli.report",
-        "One page about a run, with what to try next: ksm report runs/half_moons/version_0",
-    ),
-}
-# Those of them that take what has no default without an option's name.
-_POSITIONAL = {"report"}
 _EVALUATIONS: dict[str, type[L.Callback]] = {
     "kernel_error": KernelErrorEvaluation,
     "probe": LinearProbe,
@@ -73,58 +51,31 @@ _CALLBACKS: dict[str, dict[str, type[L.Callback]]] = {
     "test": _EVALUATIONS,
     "predict": {"features": FeatureWriter},
 }
-# What makes a network what it is: a run that continues cannot change these.
-_FIXED = ("num_neurons", "in_features", "kernel", "kernel_params", "ridge")
-
-
-class UserError(Exception):
-    """Something the user can put right, in one sentence."""
 
 
 class Interrupted(Exception):
-    """A signal ended the training: where it stood, and the exit code that says so."""
+    """A signal ended the training; the message says at which update."""
 
-    def __init__(self, where: str, code: int) -> None:
-        super().__init__(where)
-        self.code = code
-
-
-class KSMArgumentParser(LightningArgumentParser):
-    """A parser that answers a mistake with one sentence instead of a page of usage."""
-
-    def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
-        self.commands = super().add_subcommands(*args, **kwargs)
-        return self.commands
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        # Of a value that may be one of several types, the first complaint is about the type that was meant.
-        union = re.search(r"Errors:\s*- (.*?)\s+- Expected", message, re.DOTALL)
-        key = re.search(r'Parser key "([^"]+)"', message)
-        sentence = _in_one_line(union[1] if union else message).rstrip(".")
-        if union and key:
-            sentence = f"{key[1]}: {sentence}"
-        command = self.prog.replace(" [options]", "")
-        raise UserError(sentence if "--help" in sentence else f"{sentence}; see {command} --help.") from ex
-
-
-def _run_own_command(name: str, args: Sequence[str]) -> None:
-    """Parse the options of a function, which are its arguments, and call it."""
-    module, _ = _OWN_COMMANDS[name]
-    function = getattr(importlib.import_module(module), name)
-    description = (function.__doc__ or "").partition("Args:")[0].strip()
-    parser = KSMArgumentParser(prog=f"ksm {name}", description=description)
-    parser.add_argument("--config", action=ActionConfigFile, help="A YAML file with options.")
-    parser.add_function_arguments(function, fail_untyped=True, as_positional=name in _POSITIONAL)
-    _check_config_files(args)
-    options = parser.instantiate_classes(parser.parse_args(list(args)))
-    options.pop("config", None)
-    function(**options)
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class KSMCLI(LightningCLI):
-    """``LightningCLI`` for this package: checks everything before it makes a run folder, and ends with a summary."""
+    """``LightningCLI`` for this package: checks everything before it makes a run folder, and ends with a summary.
+
+    Args:
+        args: Command-line arguments. Default: those of the process.
+    """
+
+    parser: KSMArgumentParser
+    subcommand: str
 
     def __init__(self, args: ArgsType = None) -> None:
+        self._ckpt_path: str | None = None
+        self._resumed_at = 0
+        self._preprocessing: Preprocessing | None = None
+        self._has_folder = True
         defaults = {
             "logger": lazy_instance(RunLogger),
             "max_epochs": -1,
@@ -141,7 +92,7 @@ class KSMCLI(LightningCLI):
             parser_kwargs={
                 "description": _DESCRIPTION,
                 "prog": "ksm",
-                **{name: {"description": text} for name, text in _COMMANDS.items()},
+                **{name: {"description": text, "command": name} for name, text in _COMMANDS.items()},
             },
             auto_configure_optimizers=False,
             # It would write the name of a function into checkpoints, for loading to import and call.
@@ -149,143 +100,158 @@ class KSMCLI(LightningCLI):
             args=args,
         )
 
+    # ------------------------------------------------------------------ options
+
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """The commands, without the options of theirs that this package decides."""
+        """The commands, each with the arguments of the Trainer's method that are not options here."""
         hidden = {"weights_only", "verbose", "return_predictions"}
-        return {name: options | hidden for name, options in LightningCLI.subcommands().items()}
+        return {name: arguments | hidden for name, arguments in LightningCLI.subcommands().items()}
 
-    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
-        super()._add_subcommands(parser, **kwargs)
-        assert isinstance(parser, KSMArgumentParser)
-        for name, (_, text) in _OWN_COMMANDS.items():  # to be listed by --help; they never come to be parsed here
-            parser.commands.add_subcommand(name, KSMArgumentParser(description=text), help=text)
-
-    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        self._preparing = subcommand
-        return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+    def setup_parser(self, *args: Any, **kwargs: Any) -> None:
+        """List the commands without a Trainer in ``ksm --help``. They are parsed elsewhere."""
+        super().setup_parser(*args, **kwargs)
+        assert self.parser.commands is not None
+        for name, command in OWN_COMMANDS.items():
+            self.parser.commands.add_subcommand(name, KSMArgumentParser(description=command.description))
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The callbacks that a command always has, each with its own group of options."""
-        own = _CALLBACKS[self._preparing]
+        """Add the callbacks of a command, each with its own group of options."""
+        assert isinstance(parser, KSMArgumentParser)
+        own = _CALLBACKS[str(parser.command)]
         for name, callback in own.items():
             parser.add_lightning_class_args(callback, name)
-        # A file serves every command, the config.yaml of a run above all: sections of other commands are passed over.
+        # One file serves every command, such as the config.yaml of a run: accept the sections of other commands.
         for name in sorted({name for group in _CALLBACKS.values() for name in group} - set(own)):
             parser.add_argument(f"--{name}", type=dict | None, default=None, help=argparse.SUPPRESS)
 
     # ------------------------------------------------------------------ configuration
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse, and remember what was really said as opposed to what is a default."""
-        self._args = args if isinstance(args, list) else sys.argv[1:]
-        self._resumed_at = 0
-        self._preprocessing: Preprocessing | None = None
-        _check_config_files(self._args)
+        """Parse the options; the model's unset ones are taken from the checkpoint.
+
+        Raises:
+            UserError: If the options are wrong, or contradict the checkpoint.
+        """
         with warnings.catch_warnings():
             # Only tests and notebooks pass `args`, and they mean it.
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
             super().parse_arguments(parser, args)
-        self._given = parser.parse_args(args if isinstance(args, list) else None, defaults=False)
-
-    def _parse_ckpt_path(self) -> None:
-        """Take the model from the checkpoint, without overruling in silence what the user says.
-
-        Lightning lets the checkpoint's hyper-parameters replace those of YAML and command line. Here a checkpoint
-        decides what the user left open; what the user says counts; and what contradicts the network is an error.
-        """
         command = self.config["subcommand"]
         for section in ("model", "trainer", "data", *_CALLBACKS[command]):
             if self.config[command].get(section) is None:
-                raise UserError(f"The section `{section}` is empty: leave it out, or give it values.")
-        path = self.config[command].get("ckpt_path")
-        if path is None:
-            if command != "fit":
-                raise UserError(f"`ksm {command}` needs a trained network: give --ckpt_path=.../checkpoints/last.ckpt.")
-            return
+                raise UserError(f"The section `{section}` is empty: remove it, or give it values.")
+        self._ckpt_path = self.config[command].get("ckpt_path")
+        if self._ckpt_path is not None:
+            self._use_checkpoint(command, list(args) if isinstance(args, list) else sys.argv[1:])
+        elif command != "fit":
+            raise UserError(f"`ksm {command}` needs a trained network: give --ckpt_path=.../checkpoints/last.ckpt.")
+
+    def _use_checkpoint(self, command: str, args: list[str]) -> None:
+        """Take the model's options from the checkpoint, except those that the user has set.
+
+        Lightning would let the checkpoint override YAML and command line. Here explicit options win, and changing the
+        network is an error.
+        """
+        path = str(self._ckpt_path)
         checkpoint = read_checkpoint(path)
         self._resumed_at = int(checkpoint["global_step"])
         self._preprocessing = preprocessing_of(checkpoint)
         saved = checkpoint["hyper_parameters"]
-        overruled = [arg for arg in self._args if arg.startswith("--model.") and not arg.startswith("--model.solver")]
-        if command != "fit" and overruled:
-            raise UserError(f"`ksm {command}` takes the model from the checkpoint: drop {overruled[0]}.")
-        given = self._given.get(f"{command}.model")
-        said = given.as_dict() if given is not None else {}
-        for name in _FIXED:
-            if command == "fit" and not _agrees(said.get(name), saved[name]):
-                raise UserError(
-                    f"The checkpoint {path} has {name}={saved[name]}, but {said[name]} was asked for: drop the option "
-                    "to continue that run, or drop --ckpt_path to start a new one."
-                )
-        keep = set(said) - set(_FIXED) if command == "fit" else {"solver"} & set(said)
-        if {"phases", "updates"} & keep:  # both say how long and how fast: one said leaves no room for the other
-            keep |= {"phases", "updates"}
-        for name, value in saved.items():
-            if name not in keep:
-                self.config[command]["model"][name] = value
-        self.config = self.parser.parse_object({"subcommand": command, command: self.config[command].as_dict()})
+        given = self.parser.parse_args(args, defaults=False).get(f"{command}.model")
+        explicit = given.as_dict() if given is not None else {}
+        if command == "fit":
+            for name in HyperParameters.fixed_names():
+                if not _agrees(explicit.get(name), saved[name]):
+                    raise UserError(
+                        f"The checkpoint {path} has {name}={saved[name]}, but {explicit[name]} was given: remove the "
+                        "option to continue that run, or remove --ckpt_path to start a new one."
+                    )
+            kept = set(explicit) - set(HyperParameters.fixed_names())
+            if {"phases", "updates"} & kept:  # each of them is a whole schedule
+                kept |= {"phases", "updates"}
+        else:
+            changed = [arg for arg in args if arg.startswith("--model.") and not arg.startswith("--model.solver")]
+            if changed:
+                raise UserError(f"`ksm {command}` takes the model from the checkpoint: remove {changed[0]}.")
+            kept = {"solver"} & set(explicit)
+        options = self.config[command].as_dict()
+        options["model"].update({name: value for name, value in saved.items() if name not in kept})
+        # LightningCLI would merge the checkpoint's hyper-parameters once more, so it gets the path later.
+        options["ckpt_path"] = None
+        self.config = self.parser.parse_object({"subcommand": command, command: options})
 
     def before_instantiate_classes(self) -> None:
-        """Only training makes a run folder, and without a logger there is none."""
-        trainer = self.config[self.subcommand]["trainer"]
+        """Choose the callbacks. Only `fit` with a logger makes a run folder.
+
+        Raises:
+            UserError: If an option of the trainer cannot be used.
+        """
+        config = self.config[self.subcommand]
+        config["ckpt_path"], trainer = self._ckpt_path, config["trainer"]
         if trainer["barebones"]:
-            raise UserError("--trainer.barebones is for measuring Lightning itself, and leaves out what ksm is about.")
+            raise UserError("--trainer.barebones measures Lightning itself and disables logging: remove it.")
         if self.subcommand != "fit":
             trainer["logger"] = False
+        unused = set()
         self._has_folder = trainer["logger"] is not False
         if not self._has_folder:
             self.save_config_callback = None
-
-    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """The trainer with the callbacks of the command at hand."""
-        config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
-        assert self.subcommand is not None
-        names = list(_CALLBACKS[self.subcommand])
-        if not self._has_folder:
-            config["enable_checkpointing"] = False
-            names = [name for name in names if name != "figures"]
-        if config.get("enable_checkpointing") is False:
-            names = [name for name in names if name != "checkpoint"]
-        wanted: list[L.Callback] = [self._get(self.config_init, name) for name in names]
-        if config.get("enable_progress_bar") is not False:
-            wanted.append(UpdateProgressBar())
-        return self._instantiate_trainer(config, wanted)
+            trainer["enable_checkpointing"] = False
+            unused.add("figures")
+        if trainer["enable_checkpointing"] is False:
+            unused.add("checkpoint")
+        assert self.parser.commands is not None
+        parser = self.parser.commands.parsers[self.subcommand]
+        parser.callback_keys = [name for name in parser.callback_keys if name not in unused]
+        if trainer["enable_progress_bar"] is not False:
+            self.trainer_defaults["callbacks"] = [UpdateProgressBar()]
 
     # ------------------------------------------------------------------ commands
 
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        kwargs["weights_only"] = True
-        return kwargs | ({"return_predictions": False} if subcommand == "predict" else {})
-
     def _check_data(self) -> None:
-        """Load the data, and hold it against the model, before anything is written."""
+        """Load the data and compare it with the model, before anything is written."""
         if self.trainer.precision not in ("32-true", "64-true"):
             raise UserError(
-                f"The network solves linear systems and needs full precision: set --trainer.precision to 32-true or "
+                "The network solves linear systems and needs full precision: set --trainer.precision to 32-true or "
                 f"64-true, got {self.trainer.precision}."
             )
         if self._preprocessing is not None:
             self.datamodule.use(self._preprocessing)
         self.datamodule.setup(self.subcommand)
-        wanted, found = self.model.hparams["in_features"], self.datamodule.in_features
-        if wanted is not None and wanted != found:
+        expected, found = self.model.hparams["in_features"], self.datamodule.in_features
+        if expected is not None and expected != found:
             raise UserError(
-                f"The data has {found} features, but the model was made for in_features={wanted}: set "
-                f"--model.in_features={found}, or leave it out."
+                f"The data has {found} features, but the model has in_features={expected}: set "
+                f"--model.in_features={found}, or remove it."
             )
 
     before_validate = before_test = before_predict = _check_data
 
+    def validate(self, **kwargs: Any) -> None:
+        """Evaluate on the training points."""
+        self.trainer.validate(**kwargs, weights_only=True)
+
+    def test(self, **kwargs: Any) -> None:
+        """Evaluate on the test points."""
+        self.trainer.test(**kwargs, weights_only=True)
+
+    def predict(self, **kwargs: Any) -> None:
+        """Write the features of the test points; the callback holds them, the Trainer does not."""
+        self.trainer.predict(**kwargs, weights_only=True, return_predictions=False)
+
     def before_fit(self) -> None:
-        """Checks before the run folder exists."""
+        """Check everything before the run folder exists.
+
+        Raises:
+            UserError: If no update is left to do, or model and data do not match.
+        """
         end = self.model.schedule.total_updates
         end = min(end, self.trainer.max_steps) if self.trainer.max_steps >= 0 else end
         if end <= self._resumed_at:
             raise UserError(
-                f"Nothing is left to do: the run ends with update {end:,} and {self._resumed_at:,} are done; give "
-                "more --model.updates, longer --model.phases or more --trainer.max_steps."
+                f"No update is left to do: the run ends with update {end:,}, and {self._resumed_at:,} are done; raise "
+                "--model.updates or --trainer.max_steps, or lengthen --model.phases."
             )
         self._check_data()
         if self.trainer.is_global_zero:
@@ -293,130 +259,45 @@ class KSMCLI(LightningCLI):
             print(
                 f"Training {neurons} neurons with {self.model.kernel} on {len(points):,} points of "
                 f"{points.num_features} features, on {self.trainer.num_devices} x "
-                f"{self.trainer.strategy.root_device.type}, seed {self._get(self.config, 'seed_everything')}."
+                f"{self.trainer.strategy.root_device.type}, seed {self.config[self.subcommand]['seed_everything']}."
             )
 
     def fit(self, **kwargs: Any) -> None:
-        """Train; a run that fails before its first update leaves no folder behind."""
+        """Train. A run that fails before its first update leaves no folder behind.
+
+        Raises:
+            Interrupted: If a signal ended the training.
+        """
         try:
-            self.trainer.fit(**kwargs)
+            self.trainer.fit(**kwargs, weights_only=True)
         except BaseException as error:
             self._remove_unused_folder()
             if self.trainer.interrupted and isinstance(error, SystemExit):
                 is_terminated = isinstance(error, SIGTERMException)
-                raise Interrupted(self._where_to_go_on(), 143 if is_terminated else 130) from error
+                raise Interrupted(self._interruption(), 143 if is_terminated else 130) from error
             raise
-        self._print_summary()
+        print_summary(self.trainer, self.model, self._has_folder)
 
-    def _where_to_go_on(self) -> str:
-        sentence = f"stopped at update {self.trainer.global_step:,}"
-        logger = self.trainer.logger
+    def _interruption(self) -> str:
+        stopped, logger = f"stopped at update {self.trainer.global_step:,}", self.trainer.logger
         checkpoint = Path(logger.log_dir) / "checkpoints" / "last.ckpt" if isinstance(logger, RunLogger) else None
         if checkpoint is not None and checkpoint.is_file():
-            return f"{sentence}; continue from the last checkpoint with --ckpt_path={checkpoint}."
-        return f"{sentence}, before the first checkpoint."
+            return f"{stopped}; continue from the last checkpoint with --ckpt_path={checkpoint}."
+        return f"{stopped}, before the first checkpoint."
 
     def _remove_unused_folder(self) -> None:
         logger = self.trainer.logger
         if isinstance(logger, RunLogger) and logger.is_claimed and self.trainer.is_global_zero:
             folder = Path(logger.log_dir)
-            if not self.model.has_updated and not any(folder.glob("checkpoints/*.ckpt")):
+            if not self.model.run_state.has_updated and not any(folder.glob("checkpoints/*.ckpt")):
                 logger.finalize("failed")
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _print_summary(self) -> None:
-        folder = self.trainer.log_dir  # asks the first rank, so that every rank has to ask
-        if not self.trainer.is_global_zero:
-            return
-        done = self.trainer.global_step
-        error = self.trainer.callback_metrics.get("val/kernel_nrmse")
-        active: list[L.Callback] = getattr(self.trainer, "callbacks", [])
-        scored = [callback.last_update for callback in active if isinstance(callback, KernelErrorEvaluation)]
-        lines = [f"Trained for {done:,} updates, {self.model.updates_per_second:,.0f} a second."]
-        if error is not None:
-            when = "Final kernel NRMSE:" if done in scored else f"Kernel NRMSE at update {scored[0]:,}:"
-            lines.append(f"{when} {float(error):.4f}")
-        nystroem = self.trainer.callback_metrics.get("val/kernel_nrmse_nystroem")
-        if nystroem is not None:
-            lines.append(f"Nystroem readout:   {float(nystroem):.4f}")
-        probe = self.trainer.callback_metrics.get("test/probe_accuracy")
-        if probe is not None:
-            lines.append(f"Linear probe:       {100 * float(probe):.2f} % of the test labels")
-        if self._has_folder and folder:
-            places = {"Run folder": "", "Figures": "figures", "Checkpoint": "checkpoints/last.ckpt"}
-            for name, place in places.items():
-                if (Path(folder) / place).exists():
-                    lines.append(f"{name + ':':13} {Path(folder) / place}")
-            lines.append(f"TensorBoard:  tensorboard --logdir {folder}")
-        else:
-            lines.append("Nothing was saved, as --trainer.logger=false asks.")
-        print("\n" + "\n".join(lines))
 
-
-def _agrees(said: Any, saved: Any) -> bool:
-    """Whether what was said, possibly a part only, fits what was saved."""
-    if said is None:
+def _agrees(given: Any, saved: Any) -> bool:
+    """Whether an option, or the given part of it, equals the saved one. An option that is not set agrees."""
+    if given is None:
         return True
-    if isinstance(said, dict) and isinstance(saved, dict):
-        return all(name in saved and _agrees(value, saved[name]) for name, value in said.items())
-    return bool(said == saved)
-
-
-def _check_config_files(args: Sequence[str]) -> None:
-    """Name the file when a configuration is no YAML: the parser would say where in it, but not in which."""
-    paths = [arg.partition("=")[2] for arg in args if arg.startswith("--config=")]
-    paths += [path for option, path in pairwise(args) if option in ("--config", "-c")]
-    for path in paths:
-        if Path(path).is_file():
-            try:
-                yaml.safe_load(Path(path).read_text())
-            except (yaml.YAMLError, UnicodeDecodeError) as error:
-                raise UserError(f"The configuration {path} is no valid YAML: {error}") from error
-
-
-def _in_one_line(message: str) -> str:
-    return " ".join(message.split())
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    """Run ``ksm``; what goes wrong ends it with one sentence on standard error and exit code 2.
-
-    With the environment variable KSM_DEBUG set, an error shows its traceback.
-    """
-    _quieten()
-    given = list(args) if args is not None else sys.argv[1:]
-    try:
-        if given and given[0] in _OWN_COMMANDS:
-            _run_own_command(given[0], given[1:])
-        else:
-            KSMCLI(list(args) if args is not None else None)
-    except Interrupted as stop:
-        print(f"ksm: {stop}", file=sys.stderr)
-        sys.exit(stop.code)
-    except KeyboardInterrupt:
-        print("ksm: stopped.", file=sys.stderr)
-        sys.exit(130)
-    except Exception as error:
-        if os.environ.get("KSM_DEBUG"):
-            raise
-        sentence = _in_one_line(str(error)) or "no more is known"
-        if not isinstance(error, UserError | ValueError | OSError | FloatingPointError | MisconfigurationException):
-            sentence = f"{type(error).__name__}: {sentence[:500]} (KSM_DEBUG=1 shows where)"
-        print(f"ksm: error: {sentence}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _quieten() -> None:
-    """Leave out Lightning's notices, which ``ksm`` replaces by its own, and warnings that users cannot act on."""
-    for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated.*")
-    warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks")
-    warnings.filterwarnings("ignore", message="Couldn't infer the batch indices")
-    # Scores are the same on every rank before they are logged.
-    warnings.filterwarnings("ignore", message="It is recommended to use .*sync_dist=True")
-
-
-if __name__ == "__main__":
-    main()
+    if isinstance(given, dict) and isinstance(saved, dict):
+        return all(name in saved and _agrees(value, saved[name]) for name, value in given.items())
+    return bool(given == saved)

@@ -1,15 +1,13 @@
-"""``ksm report``: a run as one page."""
+"""``ksm report``: an HTML report of a run."""
 
 from pathlib import Path
 
-from tqdm import tqdm
-
 from ksm_lightning.cli.device import find_device
+from ksm_lightning.cli.step_bar import step_bar
 from ksm_lightning.files import write_text
 from ksm_lightning.report import load, measure, render
-from ksm_lightning.report.measure import SECTIONS
 from ksm_lightning.report.page import MARK
-from ksm_lightning.runs.finished_run import Run
+from ksm_lightning.runs.finished_run import FinishedRun
 
 
 def report(
@@ -20,54 +18,49 @@ def report(
     device: str = "auto",
     progress: bool = True,
 ) -> None:
-    """Write one page about a run that needs no network to be read: summary, curves, features, probes, comparison with
-    other methods, and what to try next.
+    """Write an HTML report of a run to one file: summary, diagnosis with advice, curves, landmarks, similarities,
+    linear probes and a comparison with other methods.
 
-    Everything but the curves is measured anew from the checkpoint and the data. Example: ksm report
+    Everything except the curves is computed from the checkpoint and the data. Example: ksm report
     runs/half_moons/version_0
 
     Args:
         run: The run folder, or a checkpoint in it.
-        out: The page; report.html in the run folder unless given. An earlier report is replaced, nothing else is.
-        ckpt_path: The checkpoint; checkpoints/last.ckpt of the run unless given.
-        max_points: Errors are those of all pairs of so many random training points at most; the time that kernel PCA
-            takes grows with its cube.
-        device: Where to compute: cpu, cuda, or auto for cuda where there is one.
+        out: Path of the report. Only an earlier report is overwritten. Default: report.html in the run folder.
+        ckpt_path: The checkpoint. Default: checkpoints/last.ckpt of the run.
+        max_points: Maximum number of random training points in the kernel errors; the time of kernel PCA grows with
+            its cube.
+        device: Device: cpu, cuda, or auto for cuda if available.
         progress: Whether to show a progress bar.
     """
     if max_points < 2:
         raise ValueError(f"`max_points` must be at least 2, got {max_points}.")
-    place = find_device(device)
+    target = find_device(device)
     source = _open(run, ckpt_path)
     page = Path(out) if out is not None else source.folder / "report.html"
     if page.is_dir():
-        raise ValueError(f"{page} is a folder: give --out the name of a file, such as {page / 'report.html'}.")
+        raise ValueError(f"--out must be a file, but {page} is a folder: use --out={page / 'report.html'}.")
     if page.exists() and MARK not in page.read_bytes():
-        raise FileExistsError(f"{page} exists already and is no report: name another file with --out.")
-    model, data = load(source, place)
-    with tqdm(total=SECTIONS, disable=not progress, bar_format="{percentage:3.0f}% |{bar:20}| {elapsed} {desc}") as bar:
-        finished = iter(range(SECTIONS + 1))
-
-        def watch(text: str) -> None:
-            bar.set_description_str(text)
-            bar.update(next(finished) - bar.n)
-
-        found = measure(source, model, data, max_points, watch)
-        text = render(found)
-        bar.set_description_str("done")
-        bar.update(SECTIONS - bar.n)
+        raise FileExistsError(f"{page} exists and is not a report: choose another file with --out.")
+    model, data = load(source, target)
+    with step_bar(progress) as on_step:
+        content = measure(source, model, data, max_points, on_step)
+        text = render(content)
     write_text(page, text)
     print(f"Report: {page}\n")
-    for finding in found.findings:
+    for finding in content.findings:
         print(f"{finding.severity}: {finding.title}. {finding.measured} {finding.advice}")
-    if not found.findings:
-        print("Nothing is wrong with this run.")
+    if not content.findings:
+        print("No problems found.")
 
 
-def _open(run: str, ckpt_path: str | None) -> Run:
+def _open(run: str, ckpt_path: str | None) -> FinishedRun:
     if not Path(run).is_file():
-        return Run(run, ckpt_path)
-    found = Run.of_checkpoint(run)
-    if found is None or ckpt_path is not None:
-        raise ValueError(f"{run} is a file: give the run folder that has its config.yaml, and the file as --ckpt_path.")
-    return found
+        return FinishedRun(run, ckpt_path)
+    source = FinishedRun.of_checkpoint(run)
+    if source is None or ckpt_path is not None:
+        raise ValueError(
+            f"{run} is a file outside of a run folder, or --ckpt_path names another one: pass the run folder with its "
+            "config.yaml, and the checkpoint as --ckpt_path."
+        )
+    return source

@@ -1,11 +1,11 @@
-"""Half moons, small built-in digits, a user's own arrays, and the device-resident batch source."""
+"""Datamodules (half moons, digits, cropped MNIST, your own arrays), their points and their loaders."""
 
 from ksm_lightning.data.array import ArrayDataModule
 from ksm_lightning.data.builtin import DigitsDataModule, HalfMoonsDataModule
 from ksm_lightning.data.datamodule import Dataset, KSMDataModule
-from ksm_lightning.data.loaders import PointLoader, UpdateBlock, UpdateLoader, draw_indices
+from ksm_lightning.data.loaders import PointLoader, UpdateBlock, UpdateLoader, batches_of, draw_indices, inputs_of
 from ksm_lightning.data.mnist import CroppedMNISTDataModule
-from ksm_lightning.data.points import Points, Standardisation
+from ksm_lightning.data.points import Points
 
 __all__ = [
     "ArrayDataModule",
@@ -16,8 +16,9 @@ __all__ = [
     "KSMDataModule",
     "PointLoader",
     "Points",
-    "Standardisation",
     "UpdateBlock",
     "UpdateLoader",
+    "batches_of",
     "draw_indices",
+    "inputs_of",
 ]

@@ -1,37 +1,38 @@
-"""A user's own arrays: ``.npy``, ``.npz`` or ``.csv``."""
+"""Your own arrays from a ``.npy``, ``.npz`` or ``.csv`` file."""
 
 import csv
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ksm_lightning.data.datamodule import Dataset, KSMDataModule
-from ksm_lightning.data.points import Scaling, Standardisation
+from ksm_lightning.network.preprocessing import Scaling
 
 MemoryMap = Literal["auto", "always", "never"]
 
 
 class ArrayDataModule(KSMDataModule):
-    """Points from a file: ``.npy`` (samples, features), ``.npz`` with such an array, or ``.csv`` with a row a point.
+    """Points from a ``.npy`` (samples, features), a ``.npz`` with such an array, or a ``.csv`` with one row per point.
 
-    Pickled arrays are refused: a data file never runs code.
+    Pickled arrays are refused, because loading them can run code.
 
     Args:
-        path: The file with the training points.
-        test_path: A file with test points, laid out in the same way.
-        key: Name of the array in a ``.npz``; needed when it holds several besides the labels.
-        labels: Where whole-number labels are: the name of an array in the ``.npz``, the name or number of a column
-            of the ``.csv``, or a ``.npy`` file of its own (training labels only).
-        centre: Whether to remove the mean of each feature.
-        scaling: Divide by nothing, by the standard deviation of all entries (global), or of each feature.
-        memory_map: Leave a ``.npy`` in its file and read only what a batch needs: always, never, or when it would not
-            fit into the memory that is free (auto). A ``.npz`` or ``.csv`` must fit; save a larger one as ``.npy``.
-        batch_size: Points a batch, on each device.
-        updates_per_epoch: Updates from one validation to the next; to the method itself an epoch means nothing.
-        eval_batch_size: Points a block in validation, test and prediction.
-        seed: Seed of the batches; the seed of the run (``seed_everything``) unless given. A checkpoint keeps it.
+        path: File with the training points.
+        test_path: File with the test points, in the same layout.
+        key: Name of the array with the points in a ``.npz``; required if it holds several arrays besides the labels.
+        labels: Source of integer labels: the name of an array in the ``.npz``, the name or index of a column of the
+            ``.csv``, or the path of a separate ``.npy`` file (training labels only).
+        centre: Whether to subtract the mean of each feature.
+        scaling: Divide by nothing (none), by the standard deviation of all entries (global), or of each feature
+            (feature).
+        memory_map: Whether to leave a ``.npy`` on disk and read only the rows of each batch: always, never, or if it
+            does not fit into the free memory (auto). A ``.npz`` or ``.csv`` must fit; save larger data as ``.npy``.
+        kwargs: Arguments of :class:`KSMDataModule`.
+
+    Raises:
+        ValueError: If ``memory_map`` is unknown.
     """
 
     def __init__(
@@ -43,14 +44,11 @@ class ArrayDataModule(KSMDataModule):
         centre: bool = False,
         scaling: Scaling = "none",
         memory_map: MemoryMap = "auto",
-        batch_size: int = 64,
-        updates_per_epoch: int = 1000,
-        eval_batch_size: int = 4096,
-        seed: int | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(batch_size, updates_per_epoch, eval_batch_size, seed)
-        if memory_map not in ("auto", "always", "never"):
-            raise ValueError(f"`memory_map` must be 'auto', 'always' or 'never', got {memory_map!r}.")
+        super().__init__(**kwargs)
+        if memory_map not in get_args(MemoryMap):
+            raise ValueError(f"`memory_map` must be one of {', '.join(get_args(MemoryMap))}, got {memory_map!r}.")
         self.path = path
         self.test_path = test_path
         self.key = key
@@ -63,19 +61,14 @@ class ArrayDataModule(KSMDataModule):
         train = self._read(Path(self.path))
         return train, self._read(Path(self.test_path), is_test=True) if self.test_path else None
 
-    def standardise(self, x: np.ndarray) -> Standardisation:
-        return Standardisation.measure(x, centre=self.centre, scaling=self.scaling)
-
     def _read(self, path: Path, *, is_test: bool = False) -> Dataset:
-        if not path.is_file():
-            raise FileNotFoundError(f"There is no data file {path}.")
-        if path.stat().st_size == 0:
-            raise ValueError(f"The data file {path} is empty.")
+        _check_file(path)
         readers = {".npy": self._read_npy, ".npz": self._read_npz, ".csv": self._read_csv}
         if path.suffix not in readers:
             raise ValueError(f"Cannot read {path}: the data must be a .npy, .npz or .csv file.")
         x, labels = readers[path.suffix](path)
         if labels is None and self.labels and self.labels.endswith(".npy") and not is_test:
+            _check_file(Path(self.labels))
             loaded = load_array(Path(self.labels))
             labels = loaded if isinstance(loaded, np.ndarray) else None
         if labels is not None:
@@ -83,15 +76,17 @@ class ArrayDataModule(KSMDataModule):
                 labels.dtype.kind == "f" and bool((labels == np.round(labels)).all())
             )
             if not is_whole or not np.isfinite(labels).all():
-                raise ValueError(f"The labels of {path} must be whole numbers.")
+                raise ValueError(f"The labels of {path} must be integers, got {labels.dtype} with other values.")
         return Dataset(x, labels)
 
     def _read_npy(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         if self.labels and not self.labels.endswith(".npy"):
-            raise ValueError(f"A .npy file has no array {self.labels!r}: give the labels a .npy file of their own.")
+            raise ValueError(
+                f"`labels` must be the path of a .npy file if the points are a .npy file, got {self.labels!r}."
+            )
         x = load_array(path, mmap_mode="r")
         assert isinstance(x, np.ndarray)
-        # The file, its float32 copy and the tensor made of it are in memory together for a moment.
+        # The array, its float32 copy and the tensor made from it are in memory at the same time.
         needed = x.nbytes + 2 * 4 * x.size
         if self.memory_map == "never" or (self.memory_map == "auto" and needed <= free_memory()):
             return np.array(x), None
@@ -100,7 +95,7 @@ class ArrayDataModule(KSMDataModule):
     def _read_npz(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         arrays = load_array(path)
         if isinstance(arrays, np.ndarray):
-            raise ValueError(f"{path} is a single array: name it .npy.")
+            raise ValueError(f"{path} is a single array, not a .npz archive: rename it to .npy.")
         with arrays:
             names = list(arrays.files)
             labels = self.labels if self.labels and not self.labels.endswith(".npy") else None
@@ -109,11 +104,11 @@ class ArrayDataModule(KSMDataModule):
             others = [name for name in names if name != labels]
             key = self.key or (others[0] if len(others) == 1 else "")
             if key not in names:
-                found = ", ".join(names) or "no array at all"
-                raise ValueError(f"Say which array of {path} holds the points with `key`; it has {found}.")
+                found = ", ".join(names) or "no arrays"
+                raise ValueError(f"`key` must be the name of the array with the points; {path} has {found}.")
             try:
                 return arrays[key], arrays[labels] if labels else None
-            except Exception as error:  # a damaged archive fails in ways of its own
+            except Exception as error:  # a damaged archive raises errors of many types
                 raise ValueError(_damaged(path, error)) from error
 
     def _read_csv(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
@@ -131,29 +126,39 @@ class ArrayDataModule(KSMDataModule):
 
 
 def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray | np.lib.npyio.NpzFile:
-    """``numpy.load`` that never unpickles and says in one sentence what is wrong with a file."""
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no data file {path}.")
+    """``numpy.load`` without unpickling.
+
+    Raises:
+        ValueError: If the file is damaged, is not a NumPy file, or holds pickled objects.
+    """
     try:
         loaded: np.ndarray | np.lib.npyio.NpzFile = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
-    except Exception as error:  # numpy, zipfile and zlib each raise their own kinds on a damaged file
+    except Exception as error:  # numpy, zipfile and zlib raise errors of many types for a damaged file
         raise ValueError(_damaged(path, error)) from error
     return loaded
 
 
 def _damaged(path: Path, error: Exception) -> str:
     if "pickle" in str(error) or "Python objects" in str(error):
-        return f"{path} is refused: it is no plain array but holds pickled objects, which could run code."
-    return f"{path} is damaged or no NumPy file: {error}."
+        return f"{path} is refused: it holds pickled objects, which could run code; save a plain numeric array."
+    return f"{path} is damaged or not a NumPy file: {error}."
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no data file {path}.")
+    if path.stat().st_size == 0:
+        raise ValueError(f"The data file {path} is empty.")
 
 
 def read_csv(path: Path) -> tuple[np.ndarray, list[str] | None]:
-    """StepSizes of a CSV (rows, columns) and its header, if the first line holds no number at all.
+    """Values of a CSV file (rows, columns), and its header or None.
 
-    Comma, semicolon or tab separate the columns, whichever the first line has; empty lines are passed over.
+    The first line is a header if none of its fields is a number. Columns are separated by tab, semicolon or comma,
+    the first of these that the first line contains. Empty lines are skipped.
 
     Raises:
-        ValueError: If a field is no number, a row has another length, or there is no row.
+        ValueError: If a field is not a number or the rows differ in length.
     """
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         first = next((line for line in file if line.strip()), "")
@@ -173,7 +178,7 @@ def read_csv(path: Path) -> tuple[np.ndarray, list[str] | None]:
                     continue
             if len(fields) != width:
                 raise ValueError(
-                    f"{path}, line {reader.line_num}: {len(fields)} fields where the first line has {width}."
+                    f"{path}, line {reader.line_num}: the row has {len(fields)} fields, but the first line has {width}."
                 )
             try:
                 rows.append(np.array([float(field) for field in fields]))
@@ -192,7 +197,7 @@ def _is_number(field: str) -> bool:
 
 
 def free_memory() -> float:
-    """Bytes of memory that could be had without swapping; infinite where the system does not say."""
+    """Bytes of memory available without swapping; infinite if the system does not report it."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

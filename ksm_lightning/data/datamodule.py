@@ -1,6 +1,6 @@
-"""What the datamodules share: device-resident batches for training, blocks in order for everything else."""
+"""Base class of the datamodules: random batches for training, all points in order for everything else."""
 
-from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,44 +9,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ksm_lightning.data.loaders import MAX_SLOTS, PointLoader, UpdateLoader, draw_indices
-from ksm_lightning.data.points import Points, Standardisation, check_points
-from ksm_lightning.network.preprocessing import Preprocessing
+from ksm_lightning.data.loaders import MAX_SLOTS, PointLoader, UpdateLoader, draw_indices, inputs_of
+from ksm_lightning.data.points import Points, check_points
+from ksm_lightning.network.preprocessing import Preprocessing, Scaling
 from ksm_lightning.network.readout import READOUT_SAMPLE
+from ksm_lightning.private_apis import checkpoint_interval
 
-_MOST_PROBED = 100_000
+_MAX_PROBE_POINTS = 100_000
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a datamodule loads: rows (samples, m) with labels (samples,) where there are any."""
+    """Loaded data: rows (samples, m), and labels (samples,) or None."""
 
     x: np.ndarray
     labels: np.ndarray | None = None
 
 
 class KSMDataModule(L.LightningDataModule):
-    """Base of the datamodules: a subclass says what to load and how to standardise it.
+    """Base class of the datamodules. A subclass defines :meth:`load` and sets the class attributes below.
 
-    Training batches are drawn independently each update from tensors on the device, as a function of (seed, rank,
-    update); validation walks over the training points, test and predict over the test points where there are any.
+    Training batches are drawn independently for each update from points on the device, as a function of (seed, rank,
+    update). Validation uses the training points. Test and prediction use the test points, or the training points if
+    the data has no test points.
 
     Args:
-        batch_size: Points a batch, on each device.
-        updates_per_epoch: Updates from one validation to the next; to the method itself an epoch means nothing.
-        eval_batch_size: Points a block in validation, test and prediction.
-        seed: Seed of the batches; the seed of the run (``seed_everything``) unless given. A checkpoint keeps it.
+        batch_size: Number of points per batch on each device.
+        updates_per_epoch: Number of updates between two validations; epochs have no other meaning.
+        eval_batch_size: Number of points per batch in validation, test and prediction.
+        seed: Seed of the batches, stored in checkpoints. Default: the seed of the run (``seed_everything``).
 
     Raises:
         ValueError: If a size is below 1.
     """
 
+    centre: bool = False
+    """Whether to subtract the mean of each feature."""
+    scaling: Scaling = "none"
+    """Divide by nothing, by the standard deviation of all entries (global), or of each feature (feature)."""
     image_shape: tuple[int, int] | None = None
-    """Height and width of a point, where points are images."""
+    """Height and width of a point if points are images."""
     crop: int = 0
-    """Pixels cropped from each side of raw images before they become points."""
+    """Number of pixels cropped from each side of raw images before they become points."""
     label_names: tuple[str, ...] | None = None
-    """Names of the labels, where they have some."""
+    """Names of the labels 0, 1, ..., or None."""
 
     def __init__(
         self,
@@ -68,19 +74,27 @@ class KSMDataModule(L.LightningDataModule):
         self._test: Points | None = None
         self.train_labels: Tensor | None = None
         self.test_labels: Tensor | None = None
-        self.standardisation: Standardisation | None = None
-        self._given: Preprocessing | None = None
+        self._preprocessing: Preprocessing | None = None
 
-    @abstractmethod
     def load(self) -> tuple[Dataset, Dataset | None]:
-        """Training data and, where there is some, test data."""
+        """Training data, and test data or None; defined by each subclass.
 
-    def standardise(self, x: np.ndarray) -> Standardisation | None:
-        """Centring and scaling as measured on the training data ``x``; none unless a subclass has one."""
-        return None
+        Raises:
+            NotImplementedError: If the subclass does not define it.
+        """
+        # LightningDataModule has no ABCMeta, so @abstractmethod would have no effect.
+        raise NotImplementedError(
+            f"{type(self).__name__} must define `load`, which returns the training data, and the test data or None."
+        )
+
+    def standardise(self, x: np.ndarray) -> Preprocessing:
+        """Preprocessing for the training data ``x``; by default measured as ``centre`` and ``scaling`` say."""
+        return Preprocessing.measure(
+            x, centre=self.centre, scaling=self.scaling, image_shape=self.image_shape, crop=self.crop
+        )
 
     def setup(self, stage: str | None = None) -> None:
-        """Load and check the data; once, whatever the stage.
+        """Load, check and preprocess the data; only the first call has an effect.
 
         Raises:
             ValueError: If the data cannot be trained on.
@@ -90,91 +104,82 @@ class KSMDataModule(L.LightningDataModule):
         train, test = self.load()
         name = type(self).__name__
         check_points(train.x, f"The training data of {name}")
-        self.standardisation = self.standardise(train.x)
-        if self._given is not None:
-            self._check_given(self._given, train.x.shape[1])
-            self.standardisation = Standardisation(self._given.mean.numpy(), self._given.scale.numpy())
+        num_features = train.x.shape[1]
         if test is not None:
             check_points(test.x, f"The test data of {name}")
-            if test.x.shape[1] != train.x.shape[1]:
-                raise ValueError(
-                    f"The test data has {test.x.shape[1]} features and the training data {train.x.shape[1]}."
-                )
-            self._test, self.test_labels = self._points(test)
-        self._train, self.train_labels = self._points(train)
+            if test.x.shape[1] != num_features:
+                raise ValueError(f"The test data has {test.x.shape[1]} features and the training data {num_features}.")
+        preprocessing = self.standardise(train.x) if self._preprocessing is None else self._preprocessing
+        if preprocessing.in_features != num_features:
+            raise ValueError(
+                f"The data has {num_features} features, but the preprocessing is for {preprocessing.in_features}: use "
+                "data like that the network was trained on."
+            )
+        # The state is a copy on the CPU; reading it back checks the values.
+        self._preprocessing = Preprocessing.from_state(preprocessing.state())
+        if test is not None:
+            self._test, self.test_labels = self._points(test, self._preprocessing)
+        self._train, self.train_labels = self._points(train, self._preprocessing)
 
     def use(self, preprocessing: Preprocessing) -> None:
-        """Centre and scale as a trained network's data was, whatever this data's own mean and scale are.
+        """Apply the preprocessing of a trained network instead of one measured on this data.
 
         Raises:
-            RuntimeError: If the data has been loaded already.
+            RuntimeError: If the data has already been loaded.
         """
         if self._train is not None:
-            raise RuntimeError("The data is loaded already: say what to use before `setup`.")
-        self._given = preprocessing
-
-    def _check_given(self, given: Preprocessing, features: int) -> None:
-        if given.in_features != features:
-            raise ValueError(
-                f"The data has {features} features, but the network was trained on points of {given.in_features}: use "
-                "the data that it was trained on, or data like it."
-            )
+            raise RuntimeError("The data has already been loaded: call `use` before `setup`.")
+        self._preprocessing = preprocessing
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What makes points of raw input; loads the data if need be."""
-        features = self.in_features
-        if self._given is not None:
-            return Preprocessing.from_state(self._given.state())
-        done = self.standardisation or Standardisation(np.zeros(features), np.ones(features))
-        return Preprocessing.from_state(
-            {
-                "mean": torch.tensor(done.mean),
-                "scale": torch.tensor(done.scale),
-                "image_shape": self.image_shape,
-                "crop": self.crop,
-            }
-        )
+        """A copy of the preprocessing that makes points of raw input; loads the data at the first access."""
+        self.setup()
+        assert self._preprocessing is not None
+        return self._preprocessing.copy_to("cpu")
 
-    def _points(self, data: Dataset) -> tuple[Points, Tensor | None]:
+    def _points(self, data: Dataset, preprocessing: Preprocessing) -> tuple[Points, Tensor | None]:
         labels = None
         if data.labels is not None:
             if data.labels.shape != (len(data.x),):
-                raise ValueError(f"There are {len(data.x)} points but labels of shape {data.labels.shape}.")
+                raise ValueError(f"The data has {len(data.x)} points but labels of shape {data.labels.shape}.")
             labels = torch.tensor(np.asarray(data.labels, dtype=np.int64))
         if isinstance(data.x, np.memmap):
-            return Points(data.x, self.standardisation), labels
-        x = self.standardisation(data.x) if self.standardisation is not None else np.asarray(data.x, dtype=np.float32)
-        return Points(torch.tensor(x)), labels
+            return Points(data.x, preprocessing), labels
+        return Points(torch.tensor(preprocessing.transform(data.x))), labels
 
     @property
     def train_points(self) -> Points:
-        """The standardised training points; loads them if need be."""
+        """The preprocessed training points; loads the data at the first access."""
         self.setup()
         assert self._train is not None
         return self._train
 
     @property
     def test_points(self) -> Points | None:
-        """The standardised test points, if there are any; loads them if need be."""
+        """The preprocessed test points or None; loads the data at the first access."""
         self.setup()
         return self._test
 
     @property
     def in_features(self) -> int:
-        """Features of a point."""
+        """Number of features of a point."""
         return self.train_points.num_features
 
     def batch_seed(self) -> int:
-        """The seed of the batches, fixed the first time it is asked for."""
+        """Seed of the batches; without ``seed``, the first call fixes it to PyTorch's initial seed."""
         if self.seed is None:
             self.seed = torch.initial_seed() % 2**63
         return self.seed
 
-    def sample(self, update: int, count: int) -> Tensor:
-        """Up to ``count`` different training points (samples, m), on the device, as a function of (seed, update).
+    def random_points(self, count: int, generator: torch.Generator) -> Tensor:
+        """Up to ``count`` different training points (samples, m), on the CPU; ``generator`` is on the CPU, too."""
+        return self.train_points.take(torch.randperm(len(self.train_points), generator=generator)[:count])
 
-        They are drawn from places of the global batch that no process uses, independently of the batches.
+    def sample(self, update: int, count: int) -> Tensor:
+        """Up to ``count`` different training points (samples, m) on the device, as a function of (seed, update).
+
+        The draw uses positions of the global batch that no rank uses, so it is independent of the batches.
         """
         points = self._on_device(self.train_points)
         if count >= len(points):
@@ -184,21 +189,18 @@ class KSMDataModule(L.LightningDataModule):
         return points.take(torch.unique(drawn))
 
     def readout_sample(self, readout: str) -> Tensor | None:
-        """The training points that a readout is fitted to: always the same ones; None where it is not fitted."""
+        """Training points that a readout is fitted to, the same at every call; None if it is not fitted."""
         return self.sample(0, READOUT_SAMPLE) if readout == "least_squares" else None
 
     def train_dataloader(self) -> UpdateLoader:
-        """A source of batches that continues at the trainer's update count."""
+        """Random batches that continue at the trainer's number of updates."""
         trainer = self.trainer
         if trainer is None:
             return UpdateLoader(self.train_points, self.batch_size, self.updates_per_epoch, seed=self.batch_seed())
-        # Whatever a callback does every so many updates, it does it between two blocks.
-        # That goes for Lightning's ModelCheckpoint too, which keeps its number to itself.
-        every = [
-            getattr(callback, name, 0)
-            for callback in trainer.callbacks  # type: ignore[attr-defined]
-            for name in ("every_n_updates", "_every_n_train_steps")
-        ]
+        # Callbacks act between two blocks, so a block must end at every update at which one of them acts.
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        intervals = [getattr(callback, "every_n_updates", 0) for callback in callbacks]
+        intervals += [checkpoint_interval(callback) for callback in callbacks]
         return UpdateLoader(
             self._on_device(self.train_points),
             self.batch_size,
@@ -207,51 +209,51 @@ class KSMDataModule(L.LightningDataModule):
             rank=trainer.global_rank,
             next_update=lambda: trainer.global_step,
             last_update=trainer.max_steps if trainer.max_steps >= 0 else None,
-            stops=[updates for updates in every if updates],
+            stops=[interval for interval in intervals if interval],
         )
 
     def val_dataloader(self) -> PointLoader:
         """The training points in order: the approximation error is defined on them."""
-        return self._blocks(self.train_points, self.train_labels)
+        return self._point_loader(self.train_points, self.train_labels)
 
     def test_dataloader(self) -> PointLoader:
-        """The test points in order; the training points where there are none."""
+        """The test points in order, or the training points if the data has no test points."""
         if self.test_points is None:
             return self.val_dataloader()
-        return self._blocks(self.test_points, self.test_labels)
+        return self._point_loader(self.test_points, self.test_labels)
 
     def predict_dataloader(self) -> PointLoader:
-        """The same points as for test."""
+        """The same points as in test."""
         return self.test_dataloader()
 
     def evaluation_points(self, stage: str) -> Points:
-        """The points that are scored, on the device: the test points in ``test``, if there are any, else training's."""
-        is_test = stage == "test" and self.test_points is not None
-        return self._on_device(self.test_points if is_test and self.test_points is not None else self.train_points)
+        """The points to evaluate on, on the device: test points in the stage ``test``, if any; or training points."""
+        test = self.test_points if stage == "test" else None
+        return self._on_device(self.train_points if test is None else test)
 
     def evaluation_labels(self, stage: str) -> Tensor | None:
-        """Labels of :meth:`evaluation_points`, if there are any."""
+        """Labels of :meth:`evaluation_points`, or None."""
         return self.test_labels if stage == "test" and self.test_points is not None else self.train_labels
 
     def probe_indices(self) -> dict[str, Tensor]:
-        """Which training points train a probe and which select its penalty: four fifths and the rest, at random."""
+        """A random split of the training points: 80 % to train a probe, 20 % to select its penalty."""
         order = torch.randperm(len(self.train_points), generator=torch.Generator().manual_seed(0))
         if not isinstance(self.train_points.data, Tensor):
-            order = order[:_MOST_PROBED]  # the points are in a file because they do not fit
+            order = order[:_MAX_PROBE_POINTS]  # memory-mapped points may not fit into memory
         count = len(order)
         return {"train": order[: count * 4 // 5], "validation": order[count * 4 // 5 :]}
 
     def probe_sets(self) -> dict[str, tuple[Tensor, Tensor]] | None:
-        """Inputs and labels to ``train`` a probe, for ``validation`` of its penalty and to ``test`` it; on the device.
+        """Inputs, on the device, and labels to ``train`` a probe, for ``validation`` of its penalty and to ``test`` it.
 
-        The test set is that of validation where the data has no test points; None without labels.
+        Without labelled test points, the test set is the validation set. None without labels.
         """
         points = self._on_device(self.train_points)
         if self.train_labels is None:
             return None
         sets = {
-            name: (points.take(chosen.to(points.device)), self.train_labels[chosen])
-            for name, chosen in self.probe_indices().items()
+            name: (points.take(indices.to(points.device)), self.train_labels[indices])
+            for name, indices in self.probe_indices().items()
         }
         sets["test"] = sets["validation"]
         if self.test_points is not None and self.test_labels is not None:
@@ -259,7 +261,7 @@ class KSMDataModule(L.LightningDataModule):
             sets["test"] = (test.slice(0, len(test)), self.test_labels)
         return sets
 
-    def _blocks(self, points: Points, labels: Tensor | None) -> PointLoader:
+    def _point_loader(self, points: Points, labels: Tensor | None) -> PointLoader:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         return PointLoader(self._on_device(points), labels, self.eval_batch_size, rank=rank, world_size=world_size)
 
@@ -267,19 +269,34 @@ class KSMDataModule(L.LightningDataModule):
         return points.to(self.trainer.strategy.root_device) if self.trainer else points
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know: the seed of the batches."""
+        """The seed of the batches, for checkpoints."""
         return {"seed": self.batch_seed()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with the batches of the run that was saved.
+        """Continue with the batches of the saved run.
 
         Raises:
-            ValueError: If another seed was asked for.
+            ValueError: If ``seed`` was set to another value.
         """
         saved = int(state_dict["seed"])
         if self.seed not in (None, saved):
             raise ValueError(
-                f"The run to continue draws its batches with seed {saved}, but {self.seed} was asked for: leave the "
-                "seed of the data out."
+                f"The saved run draws its batches with seed {saved}, but `seed` is {self.seed}: leave `seed` of the "
+                "data unset."
             )
         self.seed = saved
+
+
+def datamodule_of(trainer: L.Trainer) -> KSMDataModule | None:
+    """The trainer's datamodule, if it is one of this package."""
+    data = getattr(trainer, "datamodule", None)
+    return data if isinstance(data, KSMDataModule) else None
+
+
+def training_inputs(trainer: L.Trainer) -> Iterator[Tensor]:
+    """This process's share of the training inputs, one block (samples, m) at a time, on the device."""
+    data = datamodule_of(trainer)
+    loader = trainer.train_dataloader if data is None else data.val_dataloader()
+    assert loader is not None
+    for block in loader:
+        yield inputs_of(trainer.strategy.batch_to_device(block))

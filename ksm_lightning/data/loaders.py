@@ -1,30 +1,31 @@
-"""Batches drawn independently each update, as a pure function of (seed, rank, update), where the data lives."""
+"""Loaders: random batches for training, as a function of (seed, rank, update), and all points in order."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ksm_lightning.data.points import Points
 
-# A block holds at most so many updates, and so many numbers (16 MB of float32).
+# Maximum number of updates and of values (16 MB of float32) in one block.
 UPDATES_AT_ONCE, NUMBERS_AT_ONCE = 200, 2**22
-# SplitMix64 (Steele, Lea and Flood, 2014) in two's complement, as int64 tensors have no unsigned arithmetic.
+# Constants of SplitMix64 (Steele, Lea and Flood, 2014) in two's complement: PyTorch has no uint64 arithmetic.
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 MAX_SLOTS = 2**24
+"""Maximum number of positions in a global batch."""
 
 
 def draw_indices(seed: int, updates: Tensor, slots: Tensor, count: int) -> Tensor:
-    """Uniform indices below ``count``, with replacement, that depend on (seed, update, slot) and nothing else.
+    """Uniform indices below ``count``, drawn with replacement; a function of (seed, update, slot) only.
 
-    A counter-based generator: it has no state to save, gives the same numbers on every device, and a batch can be
-    drawn again in any order, which is what makes a resumed run exact.
+    The generator is counter-based: it has no state to save, gives the same numbers on every device, and can draw any
+    batch again. This makes a resumed run exact.
 
     Args:
         seed: Any integer.
         updates: Update numbers (u,), int64.
-        slots: Places in the global batch (b,), int64, below 2^24; rank r of R has its own range of places.
+        slots: Positions in the global batch (b,), int64, below ``MAX_SLOTS``. Each rank has its own range.
         count: Number of points, at least 1.
 
     Returns:
@@ -46,33 +47,35 @@ def _logical_shift(z: Tensor, bits: int) -> Tensor:
 
 
 class UpdateBlock(NamedTuple):
-    """The batches of several consecutive updates, drawn together."""
+    """The batches of several consecutive updates."""
 
     x: Tensor
     """Inputs (updates, batch, m)."""
 
 
 class UpdateLoader:
-    """An iterable of :class:`UpdateBlock`, on the device of its points; one iteration is one epoch.
+    """Random batches for training: an iterable of :class:`UpdateBlock` on the device of the points.
 
-    An epoch has no meaning to the method, whose batches are drawn independently: here it is the stretch of updates
-    between two validations. Lightning's loop costs more than a small update, so it is handed several batches at once.
+    One iteration is one epoch: the updates between two validations. The method itself has no epochs, because its
+    batches are drawn independently. A block holds several batches because Lightning's loop costs more per step than a
+    small update.
 
-    Rank r of R takes the places ``r * batch_size`` to ``(r + 1) * batch_size`` of a global batch, so that two ranks
-    of 32 see what one rank of 64 sees.
+    Rank r uses the positions ``r * batch_size`` to ``(r + 1) * batch_size`` of a global batch, so that two ranks with
+    batches of 32 draw the same points as one rank with batches of 64.
 
     Args:
-        points: Where batches are drawn from.
-        batch_size: Points a batch and rank, at least 1.
-        updates_per_epoch: An epoch ends at the multiples of this number.
-        seed: Seed of the draw.
-        rank: This process's number.
-        next_update: Says, when an epoch starts, which update comes next; a resumed run starts in the middle.
-        last_update: The run ends with this update, if that is known; no block goes beyond it.
-        stops: No block goes beyond a multiple of any of these numbers, so that things can be done at their updates.
+        points: Points to draw from.
+        batch_size: Number of points per batch and rank, at least 1.
+        updates_per_epoch: Epochs end at multiples of this number.
+        seed: Seed of the draws.
+        rank: Rank of this process.
+        next_update: Returns the number of the next update; called when an iteration starts. A resumed run starts in
+            the middle of an epoch.
+        last_update: Number of updates in the run; no block goes beyond it. Default: unlimited.
+        stops: Blocks end at the multiples of each of these numbers, so that callbacks can act there.
 
     Raises:
-        ValueError: If ``batch_size`` or ``updates_per_epoch`` is impossible.
+        ValueError: If ``batch_size`` or ``updates_per_epoch`` is out of range.
     """
 
     def __init__(
@@ -88,7 +91,9 @@ class UpdateLoader:
         stops: Sequence[int] = (),
     ) -> None:
         if not 1 <= (rank + 1) * batch_size <= MAX_SLOTS:
-            raise ValueError(f"`batch_size` must be at least 1 and below {MAX_SLOTS}, got {batch_size}.")
+            raise ValueError(
+                f"`batch_size` must be at least 1, and at most {MAX_SLOTS} summed over all ranks, got {batch_size}."
+            )
         if updates_per_epoch < 1:
             raise ValueError(f"`updates_per_epoch` must be at least 1, got {updates_per_epoch}.")
         self.points = points
@@ -102,14 +107,14 @@ class UpdateLoader:
         self.stops = (block, updates_per_epoch, *stops)
 
     def indices(self, first_update: int, updates: int) -> Tensor:
-        """Indices (updates, batch_size) of consecutive batches."""
+        """Point indices (updates, batch_size) of consecutive batches."""
         device = self.points.device
-        numbers = torch.arange(first_update, first_update + updates, device=device)
+        update_numbers = torch.arange(first_update, first_update + updates, device=device)
         slots = torch.arange(self.rank * self.batch_size, (self.rank + 1) * self.batch_size, device=device)
-        return draw_indices(self.seed, numbers, slots, len(self.points))
+        return draw_indices(self.seed, update_numbers, slots, len(self.points))
 
     def blocks(self, first_update: int) -> Iterator[tuple[int, int]]:
-        """First update and length of each block, from an update to the end of its epoch."""
+        """First update and number of updates of each block, from ``first_update`` to the end of its epoch."""
         end = (first_update // self.updates_per_epoch + 1) * self.updates_per_epoch
         if self.last_update is not None:
             end = min(end, self.last_update)
@@ -126,30 +131,58 @@ class UpdateLoader:
 
 
 class PointLoader:
-    """All points of a rank's share once, in order, as ``(x, labels)`` blocks; without labels, as ``x``.
+    """All points of this rank once, in order: batches ``(x, labels)``, or ``x`` without labels.
 
     Args:
         points: The points.
-        labels: Their labels (samples,), if there are any.
-        block_size: Points a block.
-        rank: This process's number.
-        world_size: Number of processes that share the points; rank r has a contiguous run of them.
+        labels: Their labels (samples,), or None.
+        batch_size: Number of points per batch.
+        rank: Rank of this process.
+        world_size: Number of processes that share the points; each has a contiguous range.
     """
 
     def __init__(
-        self, points: Points, labels: Tensor | None, block_size: int, *, rank: int = 0, world_size: int = 1
+        self, points: Points, labels: Tensor | None, batch_size: int, *, rank: int = 0, world_size: int = 1
     ) -> None:
         self.points = points
         self.labels = labels
-        self.block_size = block_size
+        self.batch_size = batch_size
         self.start = len(points) * rank // world_size
         self.stop = len(points) * (rank + 1) // world_size
 
     def __len__(self) -> int:
-        return -(-(self.stop - self.start) // self.block_size)
+        return -(-(self.stop - self.start) // self.batch_size)
 
     def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
-        for start in range(self.start, self.stop, self.block_size):
-            stop = min(start + self.block_size, self.stop)
+        for start in range(self.start, self.stop, self.batch_size):
+            stop = min(start + self.batch_size, self.stop)
             x = self.points.slice(start, stop)
             yield x if self.labels is None else (x, self.labels[start:stop].to(x.device))
+
+
+def batches_of(batch: Any) -> Tensor:
+    """Batches (updates, batch, m) of one training step: an :class:`UpdateBlock`, or one batch of another loader."""
+    if isinstance(batch, UpdateBlock):
+        return batch.x
+    return inputs_of(batch)[None]
+
+
+def inputs_of(batch: Any) -> Tensor:
+    """Inputs (batch, m) of a batch, which is a tensor or a sequence that starts with one; images are flattened.
+
+    Raises:
+        TypeError: If the batch has another type.
+    """
+    x = batch[0] if isinstance(batch, Sequence) and len(batch) else batch
+    if not isinstance(x, Tensor):
+        raise TypeError(f"A batch must be a tensor or a tuple that starts with one, got {type(batch).__name__}.")
+    return x.flatten(1) if x.dim() > 2 else x
+
+
+def has_length(loader: Any) -> bool:
+    """Whether a loader has an end that is known."""
+    try:
+        len(loader)
+    except TypeError:
+        return False
+    return True

@@ -1,8 +1,8 @@
-"""MNIST and Fashion-MNIST, cropped to the part of the image that holds the digit."""
+"""MNIST and Fashion-MNIST with the border of the images cropped."""
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.error import URLError
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.data.datamodule import Dataset, KSMDataModule
-from ksm_lightning.data.points import Standardisation
+from ksm_lightning.network.preprocessing import Preprocessing
 
 Name = Literal["mnist", "fashion_mnist"]
 _FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
@@ -24,25 +24,22 @@ _FILES = {
 
 
 class CroppedMNISTDataModule(KSMDataModule):
-    """MNIST with a border cropped away, divided by the standard deviation of all pixels that are left.
+    """MNIST with cropped borders, divided by the standard deviation of all remaining pixels.
 
-    The paper trains the representation on all 70,000 images, test images included, without their labels. Labels serve
-    probes alone: 50,000 to train on, 10,000 to choose the penalty, the 10,000 test images to report.
+    The paper trains the representation on all 70,000 images, including the test images, without labels. Only probes
+    use labels: 50,000 images to train, 10,000 to choose the penalty, and the 10,000 test images to report.
 
     Args:
         dataset: ``mnist`` or ``fashion_mnist``.
-        crop: Pixels cropped from each side of the 28x28 images; 4 leaves the paper's 20x20.
-        include_test: Whether the representation trains on the test images too, as the paper's does.
-        data_dir: Folder that holds ``MNIST/raw`` or ``FashionMNIST/raw``; the environment variable KSM_DATA_DIR, else a
-            cache folder, unless given.
-        download: Whether to download what is missing.
-        batch_size: Points a batch, on each device.
-        updates_per_epoch: Updates from one validation to the next; to the method itself an epoch means nothing.
-        eval_batch_size: Points a block in validation, test and prediction.
-        seed: Seed of the batches; the seed of the run (``seed_everything``) unless given. A checkpoint keeps it.
+        crop: Number of pixels cropped from each side of the 28x28 images; 4 gives the paper's 20x20.
+        include_test: Whether to train the representation on the test images too, as in the paper.
+        data_dir: Folder with ``MNIST/raw`` or ``FashionMNIST/raw``. Default: the environment variable KSM_DATA_DIR, or
+            ``~/.cache/ksm_lightning`` if that is not set.
+        download: Whether to download missing files.
+        kwargs: Arguments of :class:`KSMDataModule`.
 
     Raises:
-        ValueError: If ``dataset`` or ``crop`` is impossible.
+        ValueError: If ``dataset`` is unknown or ``crop`` is out of range.
     """
 
     label_names = tuple("0123456789")
@@ -54,12 +51,9 @@ class CroppedMNISTDataModule(KSMDataModule):
         include_test: bool = True,
         data_dir: str | None = None,
         download: bool = True,
-        batch_size: int = 64,
-        updates_per_epoch: int = 1000,
-        eval_batch_size: int = 4096,
-        seed: int | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(batch_size, updates_per_epoch, eval_batch_size, seed)
+        super().__init__(**kwargs)
         if dataset not in _FOLDERS:
             raise ValueError(f"`dataset` must be 'mnist' or 'fashion_mnist', got {dataset!r}.")
         if not 0 <= crop <= 13:
@@ -74,25 +68,25 @@ class CroppedMNISTDataModule(KSMDataModule):
 
     @property
     def raw_folder(self) -> Path:
-        """Where the four files are."""
+        """Folder of the four files."""
         return self.data_dir / _FOLDERS[self.dataset] / "raw"
 
     def prepare_data(self) -> None:
-        """Download the files that are missing; one process does it for all.
+        """Download missing files; Lightning calls it in one process only.
 
         Raises:
-            FileNotFoundError: If files are missing and cannot be, or must not be, downloaded.
+            FileNotFoundError: If files are missing and ``download`` is False or the download fails.
         """
         missing = [name for name in _FILES if not (self.raw_folder / name).is_file()]
         if not missing:
             return
         advice = (
-            f"put the files {', '.join(_FILES)} (unpacked) into {self.raw_folder}, or name the folder above "
-            f"{_FOLDERS[self.dataset]}/raw with data_dir or KSM_DATA_DIR."
+            f"put the unpacked files {', '.join(_FILES)} into {self.raw_folder}, or set data_dir or KSM_DATA_DIR to "
+            f"the folder that contains {_FOLDERS[self.dataset]}/raw."
         )
         if not self.download:
             raise FileNotFoundError(f"{_FOLDERS[self.dataset]} lacks {', '.join(missing)}: {advice}")
-        from torchvision import datasets  # here because it takes long to import
+        from torchvision import datasets  # a slow import that is rarely needed
 
         try:
             getattr(datasets, _FOLDERS[self.dataset])(str(self.data_dir), download=True)
@@ -104,7 +98,7 @@ class CroppedMNISTDataModule(KSMDataModule):
         self.prepare_data()
         arrays = {name: read_idx(self.raw_folder / name, shape) for name, shape in _FILES.items()}
         train_images, train_labels, test_images, test_labels = arrays.values()
-        # The scale is that of all images, whichever of them train, so that representations can be compared.
+        # The scale is measured on all images even if only some are used in training, to keep results comparable.
         x = self._flatten(np.concatenate([train_images, test_images]))
         labels = np.concatenate([train_labels, test_labels])
         test = Dataset(x[_TRAIN:], labels[_TRAIN:])
@@ -115,35 +109,32 @@ class CroppedMNISTDataModule(KSMDataModule):
         inside = slice(self.crop, _SIDE - self.crop)
         return np.ascontiguousarray(images[:, inside, inside]).reshape(len(images), -1)
 
-    def standardise(self, x: np.ndarray) -> Standardisation:
-        features = x.shape[1]
-        return Standardisation(np.zeros(features), np.full(features, self._scale))
+    def standardise(self, x: np.ndarray) -> Preprocessing:
+        scale = torch.full((x.shape[1],), self._scale, dtype=torch.float64)
+        return Preprocessing(torch.zeros_like(scale), scale, self.image_shape, self.crop)
 
     def probe_indices(self) -> dict[str, Tensor]:
-        """Digits 0 to 50,000 train a probe and the next 10,000 choose its penalty; test images are in the test set."""
+        """The first 50,000 training images train a probe and the other 10,000 select its penalty."""
         return {"train": torch.arange(50_000), "validation": torch.arange(50_000, _TRAIN)}
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The bytes of a file in the idx format, which must have this shape.
+    """Array of bytes from a file in the idx format.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is damaged: no idx file, of another shape, or cut short.
+        ValueError: If the file is not an idx file, has another shape, or is truncated.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no data file {path}.")
     content = path.read_bytes()
     header = 4 + 4 * len(shape)
-    again = "delete it and let it be downloaded again"
+    advice = "delete it to download it again"
     if len(content) < header or content[:4] != bytes([0, 0, 8, len(shape)]):
         raise ValueError(
-            f"{path} is damaged: it does not start as an idx file of bytes in {len(shape)} dimensions; {again}."
+            f"{path} is damaged: it does not start as an idx file of bytes in {len(shape)} dimensions; {advice}."
         )
     found = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, header, 4))
     if found != shape:
-        raise ValueError(f"{path} is damaged: its shape is {found} and should be {shape}; {again}.")
+        raise ValueError(f"{path} is damaged: its shape is {found} and should be {shape}; {advice}.")
     size = header + int(np.prod(shape))
     if len(content) != size:
-        raise ValueError(f"{path} is damaged: it has {len(content):,} bytes and should have {size:,}; {again}.")
+        raise ValueError(f"{path} is damaged: it has {len(content):,} bytes and should have {size:,}; {advice}.")
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)

@@ -1,1 +1,1 @@
-"""How good features are: kernel error, linear probe, clustering."""
+"""Measures of a representation: kernel error, linear probe, clustering, and the arrays that figures show."""

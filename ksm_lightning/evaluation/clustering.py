@@ -1,4 +1,4 @@
-"""KMeans by Lloyd's method, all starts at once, and how well clusters match labels."""
+"""KMeans with several starts in parallel, and the accuracy of clusters against labels."""
 
 from typing import NamedTuple
 
@@ -21,14 +21,14 @@ class Clusters(NamedTuple):
 
 @torch.no_grad()
 def kmeans(x: Tensor, clusters: int, *, starts: int = 1, max_iterations: int = 100, seed: int = 0) -> Clusters:
-    """Lloyd's method from ``starts`` random sets of samples side by side; the one of least energy wins.
+    """Lloyd's method from ``starts`` random sets of samples in parallel; returns the run with the least energy.
 
     Args:
         x: Samples (samples, features).
-        clusters: Number of centres, at most the number of samples.
-        starts: Random starts.
-        max_iterations: Iterations after which to stop if the assignments still change.
-        seed: Seed of a random stream of its own.
+        clusters: Number of clusters, at most the number of samples.
+        starts: Number of random starts.
+        max_iterations: Maximum number of iterations.
+        seed: Seed of a separate random stream.
 
     Raises:
         ValueError: If there are fewer samples than clusters.
@@ -53,7 +53,7 @@ def kmeans(x: Tensor, clusters: int, *, starts: int = 1, max_iterations: int = 1
             one_hot = torch.zeros_like(distance).scatter_(2, assignment[..., None], 1.0)  # (samples, starts, clusters)
             counts = one_hot.sum(0)[..., None]
             sums = (one_hot.flatten(1).mT @ x).view(starts, clusters, features)
-            # A centre that lost all its samples stays where it is.
+            # A centre without samples does not move.
             centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
         distance = _distances(x, centres) + square
         least, assignment = distance.min(2)
@@ -69,7 +69,7 @@ def _distances(x: Tensor, centres: Tensor) -> Tensor:
 
 
 def matched_accuracy(assignment: Tensor, labels: Tensor) -> float:
-    """Share of samples labelled right under the best one-to-one matching of clusters to labels.
+    """Accuracy under the best one-to-one matching of clusters to labels.
 
     Args:
         assignment: Cluster of each sample (samples,).
@@ -79,7 +79,7 @@ def matched_accuracy(assignment: Tensor, labels: Tensor) -> float:
         >>> matched_accuracy(torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 1, 0]))
         0.75
     """
-    from scipy.optimize import linear_sum_assignment  # here because it takes long to import
+    from scipy.optimize import linear_sum_assignment  # slow to import
 
     rows, columns = int(assignment.max()) + 1, int(labels.max()) + 1
     pairs = assignment.cpu() * columns + labels.cpu()

@@ -1,29 +1,31 @@
-"""How well inner products of representations match a kernel."""
+"""The kernel error: how well inner products of representations match a kernel."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
 from ksm_lightning.kernels import Kernel, Tile, full_precision, random_subset, symmetric_tiles
+from ksm_lightning.private_apis import is_synced
 
 
 @torch.no_grad()
 def kernel_squared_errors(
     kernel: Kernel, x: Tensor, representations: Sequence[Tensor], tiles: Iterable[Tile] | None = None
 ) -> Tensor:
-    """``||F||^2`` and ``||F - Y Y^T||^2`` of each representation, over all pairs, in one walk over F.
+    """``||F||^2``, and ``||F - Y Y^T||^2`` of each representation, over all pairs in one pass over F.
 
-    F is walked in tiles and half of it by symmetry; the sums are float64, and no more than two tiles are held.
+    F is computed in tiles, and by symmetry only on and above the diagonal. At most two tiles are in memory.
 
     Args:
         kernel: The similarity.
         x: Inputs (samples, m).
-        representations: Any number of Y (samples, n), each with its own n.
-        tiles: The tiles to walk, all of :func:`symmetric_tiles` unless given; processes may share them, and add up
-            what they get.
+        representations: Any number of Y (samples, n); n may differ between them.
+        tiles: The tiles to sum over, so that processes can share the work and add their sums. Default: all of
+            :func:`symmetric_tiles`.
 
     Returns:
         The sums (1 + number of representations,), float64.
@@ -41,15 +43,15 @@ def kernel_squared_errors(
 
 
 def _sum_of_squares(matrix: Tensor) -> Tensor:
-    # A row in the matrix's own dtype, the rows together in float64: as exact as needed, and no float64 copy.
+    # Within a row in the dtype of the matrix, over rows in float64: exact enough without a float64 copy.
     norms: Tensor = torch.linalg.vector_norm(matrix, dim=1)
     return norms.double().square().sum()
 
 
 def nrmse_from_sums(sums: Tensor) -> Tensor:
-    """Errors (number of representations,) from what :func:`kernel_squared_errors` gives; 0 where nothing differs.
+    """Errors (number of representations,) from the sums of :func:`kernel_squared_errors`.
 
-    NaN where features are, and where similarities are beyond the range of their dtype.
+    The error is 0 if the difference is 0. It is NaN if the features are NaN or similarities exceed the dtype's range.
     """
     errors = torch.where(sums[1:] == 0, 0.0, sums[1:] / sums[0]).sqrt()
     return torch.where(sums[0].isfinite(), errors, torch.nan)
@@ -61,14 +63,14 @@ def kernel_nrmse(kernel: Kernel, x: Tensor, *representations: Tensor, tile: int 
     Args:
         kernel: The similarity.
         x: Inputs (samples, m).
-        representations: One or more Y (samples, n) to score in the same walk over F.
-        tile: Rows and columns held at once.
+        representations: One or more Y (samples, n), scored in the same pass over F.
+        tile: Rows and columns per tile.
 
     Returns:
         Errors (number of representations,), float64.
 
     Raises:
-        ValueError: If there is no sample, or a representation has another number of them.
+        ValueError: If there are no samples, or the number of samples differs.
 
     Example:
         >>> from ksm_lightning.kernels import LinearKernel
@@ -85,16 +87,20 @@ def _check(x: Tensor, representations: Sequence[Tensor]) -> None:
         raise ValueError("The kernel error needs at least one sample and one representation.")
     for y in representations:
         if len(y) != len(x):
-            raise ValueError(f"There are {len(x)} inputs but {len(y)} representations.")
+            raise ValueError(f"Each input needs one representation, got {len(x)} inputs and {len(y)} representations.")
 
 
 class KernelNRMSE(Metric):
-    """:func:`kernel_nrmse` of the points seen, gathered over batches and processes, which then share the walk over F.
+    """:func:`kernel_nrmse` of all points passed to :meth:`update`, over batches and processes.
+
+    With several processes, each computes its share of the tiles of F.
 
     Args:
         kernel: The similarity.
-        num_representations: How many representations of each point are scored.
-        max_points: Points to compare at most, a random subset that is always the same; all unless given.
+        num_representations: Number of representations to score.
+        max_points: Maximum number of points to score, a random but fixed subset. Default: all.
+        is_replicated: Whether every process passes the same points. They are then not gathered.
+        progress: Called with the number of tiles computed since the last call.
         kwargs: Passed to :class:`torchmetrics.Metric`.
 
     Raises:
@@ -113,9 +119,16 @@ class KernelNRMSE(Metric):
     full_state_update = False
 
     def __init__(
-        self, kernel: Kernel, num_representations: int = 1, max_points: int | None = None, **kwargs: Any
+        self,
+        kernel: Kernel,
+        num_representations: int = 1,
+        max_points: int | None = None,
+        *,
+        is_replicated: bool = False,
+        progress: Callable[[int], object] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**kwargs | ({"sync_on_compute": False} if is_replicated else {}))
         if num_representations < 1 or (max_points is not None and max_points < 1):
             raise ValueError(
                 "`num_representations` and `max_points` must be at least 1, got "
@@ -123,6 +136,8 @@ class KernelNRMSE(Metric):
             )
         self.kernel = kernel
         self.max_points = max_points
+        self.is_replicated = is_replicated
+        self.progress = progress
         self._names = ["x", *(f"y_{index}" for index in range(num_representations))]
         for name in self._names:
             self.add_state(name, default=[], dist_reduce_fx="cat")
@@ -135,7 +150,7 @@ class KernelNRMSE(Metric):
             getattr(self, name).append(value)
 
     def compute(self) -> Tensor:
-        """The error over all pairs of the points kept, float64; (num_representations,) if there are several."""
+        """The error over all pairs of points, float64; (num_representations,) if there are several."""
         states = [getattr(self, name) for name in self._names]
         x, *representations = (state if isinstance(state, Tensor) else torch.cat(state) for state in states)
         if self.max_points is not None and len(x) > self.max_points:
@@ -143,14 +158,18 @@ class KernelNRMSE(Metric):
             x, representations = x[chosen], [y[chosen] for y in representations]
         _check(x, representations)
         tiles = list(symmetric_tiles(len(x)))
-        if self._is_synced:  # every process has all points now, and walks over its share of F
-            import torch.distributed as dist
-
-            sums = kernel_squared_errors(
-                self.kernel, x, representations, tiles[dist.get_rank() :: dist.get_world_size()]
-            )
+        # Every process has all points, so each computes its share of the tiles.
+        is_shared = is_synced(self) or (self.is_replicated and dist.is_available() and dist.is_initialized())
+        if is_shared:
+            tiles = tiles[dist.get_rank() :: dist.get_world_size()]
+        sums = kernel_squared_errors(self.kernel, x, representations, self._counted(tiles))
+        if is_shared:
             dist.all_reduce(sums)
-        else:
-            sums = kernel_squared_errors(self.kernel, x, representations, tiles)
         errors = nrmse_from_sums(sums)
         return errors[0] if len(representations) == 1 else errors
+
+    def _counted(self, tiles: Iterable[Tile]) -> Iterator[Tile]:
+        for tile in tiles:
+            yield tile
+            if self.progress is not None:
+                self.progress(1)

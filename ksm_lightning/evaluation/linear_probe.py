@@ -1,7 +1,7 @@
-"""How much a linear classifier can read from a representation: softmax regression for a whole grid at once.
+"""Linear probe: accuracy of softmax regression on a representation, for many penalties and seeds at once.
 
-All penalties and seeds are solved together in batched linear algebra, on the device of the features and without
-autograd, so that it works under ``inference_mode`` and never touches anybody's random numbers.
+All penalties and seeds are solved together with batched linear algebra on the device of the features. The solver does
+not use autograd, so it works under ``inference_mode``. Global random state is not changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,25 +15,25 @@ from ksm_lightning.kernels import full_precision
 Selection = Literal["validation", "paper"]
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _HISTORY = 10
-# A typical <p (1-p)> of a class near the solution; a factor of 3 either way costs some iterations and nothing else.
+# A typical <p (1-p)> of a class near the solution. A factor of 3 either way only costs a few iterations.
 _CURVATURE = 0.03
-# Convergence is asked for this rarely, because asking makes the host wait for the device.
+# Iterations between convergence checks, each of which synchronises host and device.
 _CHECK_EVERY = 10
 _BYTES_AT_ONCE = 2**29
 
 
 class Classifiers(NamedTuple):
-    """Softmax classifiers ``argmax_c (x W + b)_c``, one for each seed and penalty."""
+    """Softmax classifiers ``argmax_c (x W + b)_c``, one per seed and penalty."""
 
     W: Tensor
     """Weights (seeds, penalties, features, classes)."""
     b: Tensor
     """Biases (seeds, penalties, classes)."""
     iterations: int
-    """Iterations that the slowest of them took."""
+    """Iterations until the last of them converged."""
 
     def accuracy(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Share of ``x`` (samples, features) labelled right by each classifier: (seeds, penalties), float64."""
+        """Accuracy of each classifier on ``x`` (samples, features): (seeds, penalties), float64."""
         seeds, penalties, features, classes = self.W.shape
         flat = self.W.permute(2, 0, 1, 3).reshape(features, -1)  # (features, seeds * penalties * classes)
         right = torch.zeros(seeds, penalties, dtype=torch.float64, device=x.device)
@@ -56,18 +56,18 @@ def fit_softmax(
 ) -> Classifiers:
     """Minimise ``<cross-entropy> + penalty/2 (|W|^2 + |b|^2)`` from zero for every data set and penalty at once.
 
-    The bias is a weight like the others, as under the paper's weight decay; left free, it spoils a fit to few labels.
-    Features, with a constant one for the bias, are rotated to their principal axes, where the mean curvature
-    ``<p (1-p)> <x x^T> + penalty`` is nearly diagonal; L-BFGS runs on variables scaled by it, so that small penalties
-    converge too. Fewer samples than features are handled in the space of the samples.
+    The bias is penalised as well, like under the paper's weight decay; an unpenalised bias overfits few labels.
+    Features, with a constant feature for the bias, are rotated to their principal axes, where the mean curvature
+    ``<p (1-p)> <x x^T> + penalty`` is nearly diagonal. L-BFGS runs on variables scaled by it, so that small penalties
+    converge too. With fewer samples than features, only the span of the samples is used.
 
     Args:
-        x: Features (seeds, samples, features); a data set for each seed.
+        x: Features (seeds, samples, features), one data set per seed.
         labels: Class numbers (seeds, samples), int64.
         penalties: Weight penalties, positive.
         num_classes: Number of classes.
-        tolerance: Stop when a step promises to lower the loss by less than this, in nats.
-        max_iterations: Iterations after which to stop in any case.
+        tolerance: Stop when the predicted decrease of the loss is below this value, in nats.
+        max_iterations: Maximum number of iterations.
     """
     seeds, samples, _ = x.shape
     with full_precision(x.device):
@@ -90,7 +90,7 @@ def _principal_axes(x: Tensor) -> Tensor:
         directions: Tensor = torch.linalg.eigh(x.mT @ x / samples)[1]
         return directions
     values, vectors = torch.linalg.eigh((x @ x.mT).double())  # (seeds, samples)
-    # Directions of rounding's own are dropped by giving them no length: they carry no feature.
+    # Directions that consist of rounding errors are set to 0.
     keep = values > 1e-10 * values[:, -1:]
     inverse = torch.where(keep, values.clamp(min=1e-300).rsqrt(), 0.0)
     axes: Tensor = x.double().mT @ (vectors * inverse[:, None])
@@ -104,14 +104,14 @@ class _Objective:
         self.z, self.target, self.penalty, self.scale = z, target, penalty, scale
 
     def only(self, penalties: Tensor) -> "_Objective":
-        """The same for some of the penalties."""
+        """The objective of a subset of the penalties."""
         return _Objective(self.z, self.target, self.penalty[penalties], self.scale[:, penalties])
 
     def __call__(self, phi: Tensor) -> tuple[Tensor, Tensor]:
         seeds, penalties, rank, classes = phi.shape
         theta = phi * self.scale
         flat = theta.permute(0, 2, 1, 3).reshape(seeds, rank, -1)
-        # Few columns against many rows: the transposed products are up to six times faster.
+        # With few columns and many rows, the transposed products are up to six times faster.
         logits = (flat.mT @ self.z.mT).mT.reshape(seeds, -1, penalties, classes)
         target = self.target[:, :, None]
         log_p = logits.log_softmax(-1)
@@ -122,9 +122,9 @@ class _Objective:
 
 
 def _minimise(objective: _Objective, tolerance: float, max_iterations: int) -> tuple[Tensor, int]:
-    """L-BFGS on every problem side by side; a step that does not descend is halved, a solved problem stands still.
+    """L-BFGS on all problems in parallel. Steps that do not descend are halved; converged problems do not move.
 
-    A penalty that is solved for every seed leaves the batch, so that the slow ones pay for themselves alone.
+    A penalty that has converged for every seed leaves the batch.
     """
     seeds, penalties = objective.z.shape[0], objective.penalty.shape[0]
     shape = (seeds, penalties, objective.z.shape[2], objective.target.shape[2])
@@ -153,7 +153,7 @@ def _minimise(objective: _Objective, tolerance: float, max_iterations: int) -> t
         iteration += 1
         trial = phi + (step * is_open)[..., None, None] * direction
         trial_loss, trial_gradient = objective(trial)
-        # Sufficient decrease, up to the rounding of the loss itself.
+        # Sufficient decrease, up to rounding errors of the loss.
         slack = 4 * torch.finfo(loss.dtype).eps * loss.abs()
         is_better = is_open & (trial_loss <= loss + 1e-4 * step * slope + slack)
         moved = torch.where(is_better[..., None, None], trial - phi, 0.0)
@@ -172,7 +172,7 @@ def _minimise(objective: _Objective, tolerance: float, max_iterations: int) -> t
 
 
 def _two_loops(gradient: Tensor, history: list[tuple[Tensor, Tensor, Tensor]], gamma: Tensor) -> Tensor:
-    """The L-BFGS direction of each problem; a pair with inverse curvature 0 is none."""
+    """The L-BFGS direction of each problem; pairs with inverse curvature 0 are skipped."""
     direction = -gradient
     weights = []
     for moved, turned, inverse in reversed(history):
@@ -195,11 +195,11 @@ def draw_labelled(labels: Tensor, per_class: int, seed: int) -> Tensor:
 
     Args:
         labels: Class numbers (samples,).
-        per_class: Samples of each class; ``0`` takes all samples.
-        seed: Seed of a random stream of its own.
+        per_class: Samples per class; ``0`` takes all samples.
+        seed: Seed of a separate random stream.
 
     Raises:
-        ValueError: If a class has fewer samples than that.
+        ValueError: If a class has fewer than ``per_class`` samples.
     """
     labels = labels.cpu()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
@@ -209,7 +209,7 @@ def draw_labelled(labels: Tensor, per_class: int, seed: int) -> Tensor:
     for label in torch.unique(labels).tolist():
         members = order[labels[order] == label]
         if len(members) < per_class:
-            raise ValueError(f"Class {label} has {len(members)} labelled samples, but {per_class} were asked for.")
+            raise ValueError(f"`per_class` is {per_class}, but class {label} has only {len(members)} labelled samples.")
         chosen.append(members[:per_class])
     return torch.cat(chosen)
 
@@ -219,16 +219,16 @@ def _in_blocks(encode: Callable[[Tensor], Tensor], x: Tensor, block: int = 8192)
 
 
 class Probe(NamedTuple):
-    """What the linear probe found, averaged over seeds, at the penalty that was selected."""
+    """Results of a linear probe at the selected penalty, averaged over seeds."""
 
     accuracy: float
-    """On the test set; in the paper's protocol on the set that selected the penalty."""
+    """On the test set; in the paper's protocol, on the validation set."""
     validation_accuracy: float
-    """On the set that selected the penalty."""
+    """On the validation set, which selects the penalty."""
     train_accuracy: float
-    """On the labelled samples themselves."""
+    """On the labelled training samples."""
     penalty: float
-    """The penalty selected."""
+    """The selected penalty."""
     deviation: float
     """Standard deviation of ``accuracy`` over seeds."""
 
@@ -245,29 +245,29 @@ def linear_probe(
     selection: Selection = "validation",
     encode: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Probe:
-    """Accuracy of softmax regression on features, with few labels a class.
+    """Accuracy of softmax regression on features, with few labels per class.
 
     Args:
         train: Inputs (samples, m) and labels (samples,) to draw the labelled samples from.
         validation: Inputs and labels that select the penalty.
-        test: Inputs and labels to report on; not needed by the paper's protocol.
-        per_class: Labelled samples a class; 0 for all of them.
+        test: Inputs and labels to report on; not used by the paper's protocol.
+        per_class: Labelled samples per class; 0 for all.
         seeds: Seeds of the draws.
-        penalties: Penalties to try.
-        selection: ``validation`` reports on ``test`` with the penalty that is best on ``validation``; ``paper`` reports
-            the best accuracy on ``validation`` itself, which flatters.
-        encode: Makes features of inputs; the inputs themselves unless given.
+        penalties: Penalties to select from.
+        selection: ``validation`` reports the accuracy on ``test`` at the penalty that is best on ``validation``;
+            ``paper`` reports the best accuracy on ``validation``, which is optimistically biased.
+        encode: Maps inputs to features. Default: the identity.
 
     Raises:
-        ValueError: If there is nothing to report on, or a class has too few samples.
+        ValueError: If test samples are missing, or a class has too few samples.
     """
     if selection not in ("validation", "paper"):
         raise ValueError(f"`selection` must be 'validation' or 'paper', got {selection!r}.")
     if selection == "validation" and test is None:
-        raise ValueError("An honest probe needs test samples beside those that select the penalty.")
+        raise ValueError("`selection='validation'` needs test samples: pass `test`, or use `selection='paper'`.")
     x = train[0]
     parts = [train, validation, *([test] if test is not None else [])]
-    # Whatever numbers the labels are, classes are counted from 0.
+    # Labels may be any numbers; classes are renumbered from 0.
     classes, numbered = torch.unique(torch.cat([part[1].cpu() for part in parts]), return_inverse=True)
     labels, validation_labels, *test_labels = numbered.split([len(part[1]) for part in parts])
     draws = [draw_labelled(labels, per_class, seed) for seed in seeds]

@@ -1,7 +1,7 @@
-"""What a similarity is: Gram block, diagonal, pullback, diagonal gradient; and kernels by name."""
+"""Kernels and their derivatives, a registry of names, tiles of kernel matrices and robust factorisations."""
 
 from ksm_lightning.kernels.angular import ArcCosineKernel, LinearKernel, PolynomialKernel, PowerCosineKernel
-from ksm_lightning.kernels.base import Kernel, Prepared, Pullback, PullbackParts, SelfTerms
+from ksm_lightning.kernels.base import Evaluated, Kernel, Prepared, Pullback, PullbackParts, SelfTerms
 from ksm_lightning.kernels.factorisation import inverse_root, robust_cholesky
 from ksm_lightning.kernels.pairs import Tile, random_subset, symmetric_tiles
 from ksm_lightning.kernels.precision import full_precision
@@ -11,6 +11,7 @@ from ksm_lightning.kernels.registry import kernel_name, kernel_names, make_kerne
 __all__ = [
     "ArcCosineKernel",
     "CauchyKernel",
+    "Evaluated",
     "GaussianKernel",
     "Kernel",
     "LaplacianKernel",

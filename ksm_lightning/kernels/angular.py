@@ -1,12 +1,11 @@
 """Kernels of inner products and angles: linear, polynomial, power-cosine and arc-cosine."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels.base import Kernel, Prepared, PullbackParts, SelfTerms
+from ksm_lightning.kernels.base import Evaluated, Kernel, Prepared, PullbackParts, SelfTerms
 from ksm_lightning.kernels.registry import register_kernel
 
 
@@ -18,9 +17,9 @@ def _positive_whole(value: float, name: str, meaning: str) -> int:
 
 @register_kernel("linear")
 class LinearKernel(Kernel):
-    """``f(u, v) = u . v``: similarity matching as it was before kernels.
+    """``f(u, v) = u . v``, the original similarity matching without a kernel.
 
-    Precision: that of one matrix product; a large common offset of the data is part of the similarity here.
+    Precision: that of one matrix product. A common offset of the data is part of the similarity.
     """
 
     degree = 1
@@ -35,9 +34,7 @@ class LinearKernel(Kernel):
     def diag(self, u: Tensor) -> Tensor:
         return (u * u).sum(1)
 
-    def evaluate(
-        self, prepared: Prepared, w: Tensor, terms: SelfTerms
-    ) -> tuple[Tensor, Callable[[Tensor], PullbackParts]]:
+    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> Evaluated:
         (x,) = prepared
         return x @ w.mT, lambda c: PullbackParts(c.mT @ x)
 
@@ -49,7 +46,7 @@ class LinearKernel(Kernel):
 
 
 def _squared_length(w: Tensor) -> SelfTerms:
-    """The terms of kernels with ``f(w, w) = |w|^2``."""
+    """Self terms of kernels with ``f(w, w) = |w|^2``."""
     return SelfTerms(torch.linalg.vector_norm(w, dim=1).square_(), 1.0, w, 2.0)
 
 
@@ -60,7 +57,7 @@ class PolynomialKernel(Kernel):
     Precision: relative error about ``degree * eps`` times ``|u||v| / |u.v|``.
 
     Args:
-        degree: The power, a whole number of at least 1.
+        degree: Power of the inner product, a whole number of at least 1. Default: 2.
 
     Raises:
         ValueError: If ``degree`` is not a whole number of at least 1.
@@ -84,9 +81,7 @@ class PolynomialKernel(Kernel):
     def diag(self, u: Tensor) -> Tensor:
         return (u * u).sum(1) ** self.degree
 
-    def evaluate(
-        self, prepared: Prepared, w: Tensor, terms: SelfTerms
-    ) -> tuple[Tensor, Callable[[Tensor], PullbackParts]]:
+    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> Evaluated:
         (x,) = prepared
         z = x @ w.mT  # (batch, n)
         power = _power(z, self.degree - 1) if self.degree > 1 else torch.ones_like(z)
@@ -102,7 +97,7 @@ class PolynomialKernel(Kernel):
 
 
 def _power(base: Tensor, exponent: int) -> Tensor:
-    """``base ** exponent`` by products, which are several times faster than the general power."""
+    """``base ** exponent`` by repeated products, several times faster than ``torch.pow``."""
     if exponent == 1:
         return base
     half = _power(base, exponent // 2)
@@ -110,9 +105,9 @@ def _power(base: Tensor, exponent: int) -> Tensor:
 
 
 def _norms(u: Tensor) -> tuple[Tensor, Tensor]:
-    """Lengths (..., 1) of rows and unit rows (..., m); the unit row of a zero vector is zero, also for autograd.
+    """Lengths (..., 1) of the rows and the unit rows (..., m). A zero row has a zero unit row and finite gradients.
 
-    Rows whose squares underflow (lengths below 1e-22 in float32) count as zero.
+    Rows whose squares underflow (lengths below 1e-22 in float32) are treated as zero.
     """
     lengths = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
     return lengths, u / torch.where(lengths > 0, lengths, 1.0)
@@ -120,14 +115,14 @@ def _norms(u: Tensor) -> tuple[Tensor, Tensor]:
 
 @register_kernel("power_cosine")
 class PowerCosineKernel(Kernel):
-    """``f(u, v) = |u| |v| cos(u, v)^alpha``, linear in the contrast of its inputs; ``alpha = 1`` is linear.
+    """``f(u, v) = |u| |v| cos(u, v)^alpha``, proportional to the lengths of its inputs.
 
-    The cosine of a zero vector is 0, so its similarity to everything is 0, and so is every derivative that does
-    not exist there. Precision: the cosine has an absolute error of about ``eps``; nearly parallel vectors differ
-    from parallel ones by ``alpha eps``, as they should.
+    ``alpha = 1`` is the linear kernel. The cosine with a zero vector is defined as 0, and derivatives that do not
+    exist there are 0. Precision: the cosine has an absolute error of about ``eps``, the kernel of nearly parallel
+    vectors a relative error of about ``alpha eps``.
 
     Args:
-        alpha: The power of the cosine, a whole number of at least 1 (cosines can be negative).
+        alpha: Power of the cosine, a whole number of at least 1 because cosines can be negative. Default: 3.
 
     Raises:
         ValueError: If ``alpha`` is not a whole number of at least 1.
@@ -151,7 +146,7 @@ class PowerCosineKernel(Kernel):
     def gram(self, u: Tensor, v: Tensor) -> Tensor:
         if self.alpha == 1:
             return u @ v.mT
-        # Vectors of length |u|^(1/alpha): the power of their product is the kernel, in one pass over the block.
+        # Rescale vectors to the length |u|^(1/alpha): the kernel is then a power of one matrix product.
         return _power(self._root(u) @ self._root(v).mT, self.alpha)
 
     def _root(self, u: Tensor) -> Tensor:
@@ -164,16 +159,14 @@ class PowerCosineKernel(Kernel):
     def prepare(self, x: Tensor) -> Prepared:
         return _norms(x)
 
-    def evaluate(
-        self, prepared: Prepared, w: Tensor, terms: SelfTerms
-    ) -> tuple[Tensor, Callable[[Tensor], PullbackParts]]:
+    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> Evaluated:
         x_length, x_unit = prepared
         alpha = self.alpha
         assert terms.value is not None
         w_length = terms.value.sqrt()
         w_inverse = 1 / torch.where(w_length > 0, w_length, 1.0)
         cosine = (x_unit @ w.mT).mul_(w_inverse)  # (batch, n)
-        # cos^(alpha-1) |x| is all that value and pullback need of the pair beside the cosine itself.
+        # Value and pullback share the factor cos^(alpha-1) |x|.
         power = _power(cosine, alpha - 1) * x_length if alpha > 1 else x_length.expand_as(cosine)
         k = (cosine * power).mul_(w_length)
 
@@ -196,17 +189,17 @@ class PowerCosineKernel(Kernel):
 
 @register_kernel("arc_cosine")
 class ArcCosineKernel(Kernel):
-    """The similarity of wide random networks: ``f(u, v) = (|u| |v|)^order J(theta) / pi`` (Cho and Saul, 2009).
+    """Kernel of an infinitely wide random network: ``f(u, v) = (|u| |v|)^order J(theta) / pi`` (Cho and Saul, 2009).
 
     ``J_0 = pi - theta`` (threshold units) and ``J_1 = sin(theta) + (pi - theta) cos(theta)`` (rectified units),
-    with ``theta`` the angle of u and v; the cosine of a zero vector is 0. Order 0 ignores lengths, so that its
-    gains q are learned; it has a cusp at ``theta = 0``, where its derivative is taken as 0.
+    where ``theta`` is the angle between u and v. The cosine with a zero vector is defined as 0. Order 0 ignores
+    lengths, so its gains q are learned. It has a cusp at ``theta = 0``, where the derivative is defined as 0.
 
-    Precision: angles below about ``sqrt(8 eps)`` (1e-3 in float32) count as 0, which leaves an error of 3e-4 in
-    order 0 and of ``eps`` in order 1; equal vectors have none.
+    Precision: angles below about ``sqrt(8 eps)`` (1e-3 in float32) are rounded to 0. The error is then up to 3e-4
+    for order 0 and ``eps`` for order 1. Equal vectors have no error.
 
     Args:
-        order: 0 or 1.
+        order: 0 or 1. Default: 1.
 
     Raises:
         ValueError: If ``order`` is neither 0 nor 1.
@@ -233,9 +226,7 @@ class ArcCosineKernel(Kernel):
     def prepare(self, x: Tensor) -> Prepared:
         return _norms(x)
 
-    def evaluate(
-        self, prepared: Prepared, w: Tensor, terms: SelfTerms
-    ) -> tuple[Tensor, Callable[[Tensor], PullbackParts]]:
+    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> Evaluated:
         x_length, x_unit = prepared
         w_length = torch.linalg.vector_norm(w, dim=1)
         w_inverse = 1 / torch.where(w_length > 0, w_length, 1.0)
@@ -264,7 +255,7 @@ class ArcCosineKernel(Kernel):
     def curvature(self, w: Tensor) -> Tensor:
         if self.order == 1:
             return super().curvature(w)
-        # There is a cusp at an angle of 0; this makes a gradient of full size a turn by half a radian.
+        # The kernel has a cusp at angle 0. With this value, a gradient of full size turns w by half a radian.
         square = (w * w).sum(1)
         return torch.where(square > 0, 2 / (math.pi * torch.where(square > 0, square, 1.0)), 1.0)
 
@@ -275,7 +266,7 @@ class ArcCosineKernel(Kernel):
 
 
 def _angle(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cosine, sine and angle; angles that rounding cannot tell from 0 or pi are 0 or pi, without a slope."""
+    """Cosine, sine and angle. Angles within rounding of 0 or pi are set to 0 or pi, with zero gradient."""
     limit = 1 - 4 * torch.finfo(cosine.dtype).eps
     is_end = cosine.abs() >= limit
     inside = cosine.clamp(-limit, limit)

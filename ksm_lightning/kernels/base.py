@@ -1,4 +1,4 @@
-"""What a similarity is: a Gram block, its diagonal, and their derivatives in the second argument."""
+"""Base class of kernels: Gram block, diagonal, and their derivatives in the second argument."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -19,50 +19,55 @@ _DIAGONAL_TILE = 64
 
 
 class PullbackParts(NamedTuple):
-    """A pullback in parts, ``P_i = factor (matrix_i - along_i base_i)``: the rules add multiples of w anyway."""
+    """The pullback ``P_i = factor (matrix_i - along_i base_i)``, kept in parts so that an update can fuse them."""
 
     matrix: Tensor
-    """(n, m), the caller's to overwrite."""
+    """(n, m). The caller may overwrite it."""
     along: Tensor | None = None
-    """(n,); none where there is no second part."""
+    """(n,), or None if the second part is 0."""
     base: Tensor | None = None
-    """(n, m)."""
+    """(n, m), or None if the second part is 0."""
     factor: float = 1.0
+    """Common factor of both parts."""
     correlation: Tensor | None = None
-    """``sum_b c_bi k_bi`` (n,), where it fell out by the way."""
+    """``sum_b c_bi k_bi`` (n,), if the kernel computes it on the way."""
 
     def dense(self) -> Tensor:
-        """All parts together."""
+        """The pullback P (n, m). Overwrites ``matrix``."""
         if self.along is not None and self.base is not None:
             self.matrix.addcmul_(self.base, self.along[:, None], value=-1)
         return self.matrix if self.factor == 1 else self.matrix.mul_(self.factor)
 
 
+Evaluated = tuple[Tensor, Callable[[Tensor], PullbackParts]]
+"""Similarities k (batch, n), and the map from coefficients c (batch, n) to the parts of the pullback."""
+
+
 class SelfTerms(NamedTuple):
-    """What the rules need to know of ``f(w_i, w_i)``; numbers instead of tensors where all landmarks agree."""
+    """Quantities of ``f(w_i, w_i)`` that the update rules need. A float stands for equal values of all landmarks."""
 
     value: Tensor | None
-    """``f(w_i, w_i)`` (n,); none where it is always 1."""
+    """``f(w_i, w_i)`` (n,), or None if it is always 1."""
     curvature: Tensor | float
-    """:meth:`Kernel.curvature`, (n,) or a number."""
+    """:meth:`Kernel.curvature`, (n,) or a float."""
     direction: Tensor | None
-    """The total derivative in ``w_i`` is ``slope_i direction_i``, (n, m); none where it is 0."""
+    """The total derivative in ``w_i`` is ``slope_i direction_i``; (n, m), or None if it is 0."""
     slope: Tensor | float
-    """(n,), or a number."""
+    """(n,) or a float."""
 
 
 class Kernel(nn.Module, ABC):
-    """A positive semi-definite similarity ``f(u, v)``; a subclass writes :meth:`gram` and nothing else.
+    """A positive semi-definite similarity ``f(u, v)``. A subclass only has to implement :meth:`gram`.
 
-    The base class answers the diagonal from small tiles of the Gram matrix and the two derivatives by
-    autograd. Built-in kernels override these with closed forms.
+    The base class computes the diagonal from small tiles of the Gram matrix and the derivatives by autograd.
+    Built-in kernels override these with closed forms.
 
-    Constructor arguments must be numbers, stored under their own names: that is how a checkpoint remembers a
-    kernel (:meth:`params`) and how a phase of the schedule changes one (:meth:`with_params`).
+    Constructor arguments must be numbers, stored under their own names. Checkpoints save them
+    (:meth:`params`), and a phase of the schedule can change them (:meth:`with_params`).
 
     Attributes:
-        is_radial: Whether ``f(u, v)`` depends on ``|u - v|`` alone.
-        degree: ``d`` in ``f(a u, b v) = (a b)^d f(u, v)`` for positive a and b; ``None`` if there is no such d.
+        is_radial: Whether ``f(u, v)`` depends only on ``|u - v|``.
+        degree: ``d`` in ``f(a u, b v) = (a b)^d f(u, v)`` for positive a and b, or ``None`` if no such d exists.
 
     Example:
         >>> class Quadratic(Kernel):
@@ -78,71 +83,69 @@ class Kernel(nn.Module, ABC):
 
     @property
     def is_odd(self) -> bool:
-        """Whether ``f(-u, v) = -f(u, v)``, which leaves the sign of a neuron free."""
+        """Whether ``f(-u, v) = -f(u, v)``. The sign of a neuron is then arbitrary."""
         return False
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether the length of ``w`` can play the part of its gain, so that q stays 1.
+        """Whether the length of ``w`` acts as its gain, so that q stays 1.
 
-        This needs a degree above 0. The arc-cosine kernel of order 0 has degree 0: it ignores lengths, and its
+        This requires a degree above 0. The arc-cosine kernel of order 0 has degree 0: it ignores lengths, and its
         gains must be learned.
         """
         return self.degree is not None and self.degree > 0
 
     @abstractmethod
     def gram(self, u: Tensor, v: Tensor) -> Tensor:
-        """The block ``f(u_s, v_t)``: ``u`` (n_u, m) and ``v`` (n_v, m) give (n_u, n_v)."""
+        """Block ``f(u_s, v_t)`` (n_u, n_v) for ``u`` (n_u, m) and ``v`` (n_v, m)."""
 
     def forward(self, u: Tensor, v: Tensor) -> Tensor:
-        """:meth:`gram` with its arguments checked, at full float32 precision."""
+        """:meth:`gram` with checked arguments, at full float32 precision."""
         _check_pair(u, v)
         with full_precision(u.device):
             return self.gram(u, v)
 
     def diag(self, u: Tensor) -> Tensor:
-        """The diagonal ``f(u_s, u_s)``: ``u`` (n_u, m) gives (n_u,)."""
+        """Diagonal ``f(u_s, u_s)`` (n_u,) for ``u`` (n_u, m)."""
         tiles = [self(tile, tile).diagonal() for tile in torch.split(u, _DIAGONAL_TILE)]
         return torch.cat(tiles)
 
     def value_and_pullback(self, x: Tensor, w: Tensor) -> tuple[Tensor, Pullback]:
-        """The block ``k = f(x, w)`` and the map ``c -> P`` with ``P_i = sum_b c_bi df(w_i, x_b)/dw_i``.
+        """Block ``k = f(x, w)`` and the pullback ``c -> P`` with ``P_i = sum_b c_bi df(w_i, x_b)/dw_i``.
 
-        Value and pullback come together because they share most of their work.
+        Value and pullback share most of their computation.
 
         Args:
-            x: Inputs (batch, m), constants of the derivative.
+            x: Inputs (batch, m), constant in the derivative.
             w: Landmarks (n, m).
 
         Returns:
-            ``k`` (batch, n), and a function from coefficients ``c`` (batch, n) to ``P`` (n, m).
+            ``k`` (batch, n) and a function from coefficients ``c`` (batch, n) to ``P`` (n, m).
         """
         _check_pair(x, w)
         with full_precision(x.device):
-            k, pull = self.evaluate(self.prepare(x), w, self.self_terms(w))
+            k, pullback_parts = self.evaluate(self.prepare(x), w, self.self_terms(w))
 
         def pullback(c: Tensor) -> Tensor:
             with full_precision(x.device):
-                return pull(c).dense()
+                return pullback_parts(c).dense()
 
         return k, pullback
 
     def prepare(self, x: Tensor) -> Prepared:
-        """What :meth:`evaluate` wants to know of inputs (..., batch, m): computed once for a block of batches.
+        """Tensors that :meth:`evaluate` needs of inputs (..., batch, m), computed once for a block of batches.
 
-        Every tensor keeps the leading dimensions of x, and what it holds of a batch does not depend on other batches.
+        Each tensor keeps the leading dimensions of x. Its values for one batch do not depend on other batches.
         """
         return (x,)
 
-    def evaluate(
-        self, prepared: Prepared, w: Tensor, terms: SelfTerms
-    ) -> tuple[Tensor, Callable[[Tensor], PullbackParts]]:
-        """:meth:`value_and_pullback` of one prepared batch; precision is the caller's business.
+    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> Evaluated:
+        """:meth:`value_and_pullback` of one prepared batch. The caller has to set :func:`full_precision`.
 
         Args:
-            prepared: What :meth:`prepare` gave for the batch.
+            prepared: Result of :meth:`prepare` for this batch.
             w: Landmarks (n, m).
-            terms: :meth:`self_terms` of the landmarks.
+            terms: Result of :meth:`self_terms` for these landmarks.
         """
         with torch.inference_mode(False), torch.enable_grad():
             x, w = prepared[0].detach().clone(), w.detach().clone().requires_grad_()
@@ -155,28 +158,25 @@ class Kernel(nn.Module, ABC):
         return k.detach(), pullback
 
     def self_terms(self, w: Tensor) -> SelfTerms:
-        """Everything about ``f(w_i, w_i)`` at once: ``w`` (n, m)."""
+        """Values and derivatives of ``f(w_i, w_i)`` for ``w`` (n, m)."""
         return SelfTerms(self.diag(w), self.curvature(w), self.diag_gradient(w), 1.0)
 
-    def pullback(self, c: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        """``P_i = sum_b c_bi df(w_i, x_b)/dw_i``: ``c`` (batch, n), ``x`` (batch, m), ``w`` (n, m) give (n, m)."""
-        return self.value_and_pullback(x, w)[1](c)
-
     def diag_gradient(self, w: Tensor) -> Tensor:
-        """Total derivative of ``w_i -> f(w_i, w_i)``: ``w`` (n, m) gives (n, m)."""
+        """Total derivative (n, m) of ``w_i -> f(w_i, w_i)`` for ``w`` (n, m)."""
         with torch.inference_mode(False), torch.enable_grad():
             w = w.detach().clone().requires_grad_()
             total = self.diag(w).sum()
-            if not total.requires_grad:  # a diagonal that is constant
+            if not total.requires_grad:  # a constant diagonal
                 return torch.zeros_like(w, requires_grad=False)
             return torch.autograd.grad(total, w, materialize_grads=True)[0]
 
     def curvature(self, w: Tensor) -> Tensor:
-        """How much ``|phi(w_i)|^2`` a unit step of ``w_i`` is worth: ``w`` (n, m) gives (n,), positive.
+        """Squared length of the step in feature space per unit step of ``w_i``: (n,), positive, for ``w`` (n, m).
 
-        Dividing a gradient in w by it makes a step that does not depend on the units of x or of f. For a homogeneous
-        kernel it is ``degree f(w,w) / |w|^2``, with which the gradient's part from ``f(w,w)`` becomes w itself. For any
-        other it is ``|phi(w + d) - phi(w)|^2 / |d|^2`` for a step d that is small against the spread of the landmarks.
+        A gradient in w divided by the curvature is a step that does not depend on the units of x or f. For a
+        homogeneous kernel the curvature is ``degree f(w,w) / |w|^2``, which turns the gradient of ``f(w,w) / 2``
+        into w itself. For any other kernel it is ``|phi(w + d) - phi(w)|^2 / |d|^2``, with a step d that is small
+        compared to the spread of the landmarks.
         """
         square = (w * w).sum(1)
         if self.is_homogeneous and self.degree is not None:
@@ -194,29 +194,33 @@ class Kernel(nn.Module, ABC):
 
     @property
     def has_frequencies(self) -> bool:
-        """Whether :meth:`frequencies` answers, so that random Fourier features exist."""
+        """Whether the kernel implements :meth:`frequencies`, so that random Fourier features exist."""
         return type(self).frequencies is not Kernel.frequencies
 
     def frequencies(self, count: int, in_features: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """Draws (count, in_features) from the spectral density of a kernel of ``u - v`` with ``f(u, u) = 1``.
+        """Draw frequencies (count, in_features) from the spectral density of the kernel.
 
-        By Bochner's theorem ``f(u, v)`` is the mean of ``cos(w . (u - v))`` over these w.
+        The kernel must be a function of ``u - v`` with ``f(u, u) = 1``. By Bochner's theorem ``f(u, v)`` is the mean
+        of ``cos(w . (u - v))`` over these frequencies w.
 
         Raises:
-            ValueError: If the kernel has no such density, or it is not known here.
+            ValueError: If the kernel has no spectral density or does not implement it.
         """
         raise ValueError(
-            f"{type(self).__name__} has no random Fourier features: they need a kernel of the difference u - v whose "
-            "spectral density is known. For your own kernel, write its method `frequencies`."
+            f"{type(self).__name__} has no random Fourier features: they need a kernel of the difference u - v with a "
+            "known spectral density. For your own kernel, implement `frequencies`."
         )
 
     def params(self) -> dict[str, Any]:
-        """The constructor's arguments, by name; numbers of NumPy as plain ones, for files."""
+        """Constructor arguments by name. NumPy scalars are converted to Python numbers."""
         values = {name: getattr(self, name) for name in _constructor_arguments(type(self))}
         return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
 
     def with_params(self, **changes: Any) -> Self:
-        """A kernel of the same kind with some of its parameters changed.
+        """A new kernel of the same class with some parameters changed.
+
+        Raises:
+            ValueError: If the kernel has no such parameter.
 
         Example:
             >>> from ksm_lightning.kernels import PowerCosineKernel
@@ -227,7 +231,7 @@ class Kernel(nn.Module, ABC):
         unknown = sorted(set(changes) - set(known))
         if unknown:
             raise ValueError(
-                f"{type(self).__name__} has no parameter {unknown[0]!r}; it takes {', '.join(known) or 'none'}."
+                f"{type(self).__name__} has no parameter {unknown[0]!r}; its parameters: {', '.join(known) or 'none'}."
             )
         return type(self)(**{**self.params(), **changes})
 

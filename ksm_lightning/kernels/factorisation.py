@@ -1,19 +1,19 @@
-"""Factorisations of kernel matrices that survive rounding."""
+"""Factorisations of kernel matrices that are robust to rounding."""
 
 import torch
 from torch import Tensor
 
-# Eigenvalues below this fraction of the largest are rounding errors.
+# Eigenvalues below this fraction of the largest are treated as rounding errors.
 _CUT = 1e-10
 
 
 def robust_cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factor (n, n) of a kernel matrix, with as little added to its diagonal as rounding needs.
+    """Lower Cholesky factor (n, n) of a kernel matrix, with the smallest sufficient jitter on its diagonal.
 
-    Kernels with a root or an arc cosine near 0 are rounded by far more than the dtype's precision.
+    Kernels with a square root or an arc cosine near 0 have rounding errors far above the dtype's precision.
 
     Raises:
-        ValueError: If the matrix is not finite, or no rounding explains that it has no factor.
+        ValueError: If the matrix is not finite, or not positive semi-definite within rounding.
     """
     scale = matrix.diagonal().abs().mean()
     for exponent in (None, *range(-15, -2)):
@@ -31,6 +31,6 @@ def robust_cholesky(matrix: Tensor) -> Tensor:
 
 
 def inverse_root(values: Tensor) -> Tensor:
-    """``values^(-1/2)``, and 0 for those that are rounding."""
+    """``values^(-1/2)``, and 0 for values that are rounding errors."""
     is_kept = values > _CUT * values.max().clamp(min=torch.finfo(values.dtype).tiny)
     return torch.where(is_kept, values.clamp(min=torch.finfo(values.dtype).tiny).rsqrt(), 0.0)

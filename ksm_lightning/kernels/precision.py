@@ -1,4 +1,4 @@
-"""Full float32 precision for kernels and errors, whatever the global matmul setting says."""
+"""Full float32 precision for kernels and errors, independent of the global matmul setting."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +9,11 @@ import torch
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Run a block with IEEE matrix products and without autocast on ``device``, then restore both.
+    """Run a block with IEEE matrix products and without autocast on ``device``, then restore both settings.
 
-    A squared distance by the expanded square is a small difference of large numbers: the 10 bits of
-    TensorFloat-32, the 8 bits of bfloat16 or a float16 autocast would leave nothing of it. Kernels, updates
-    and errors therefore never follow ``torch.set_float32_matmul_precision`` or an autocast region.
+    The expanded square computes a distance as a small difference of large numbers. TensorFloat-32 (10 bits),
+    bfloat16 (8 bits) and float16 autocast are not precise enough for it. Kernels, updates and errors therefore
+    ignore ``torch.set_float32_matmul_precision`` and autocast regions.
 
     Example:
         >>> torch.set_float32_matmul_precision("high")

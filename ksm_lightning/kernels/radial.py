@@ -2,47 +2,34 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels.base import Kernel, Prepared, PullbackParts, SelfTerms
+from ksm_lightning.kernels.base import Evaluated, Kernel, Prepared, PullbackParts, SelfTerms
 from ksm_lightning.kernels.registry import register_kernel
 
 
-def squared_distances(u: Tensor, v: Tensor) -> Tensor:
-    """``|u_s - v_t|^2`` by one matrix product: ``u`` (n_u, m) and ``v`` (n_v, m) give (n_u, n_v).
-
-    The square is expanded, ``|u|^2 + |v|^2 - 2 u.v``, after the mean of ``v`` is removed from both. What is left
-    is an absolute error of about ``eps R^2``, with ``eps`` the dtype's (1.2e-7 in float32) and ``R`` the radius of
-    the points about that mean: the distance of the data from the origin costs nothing, its spread does. Two
-    clusters 1,000 kernel widths apart leave an error of 0.1 in ``|u - v|^2 / sigma^2``; use float64 there.
-    """
-    offset = v.mean(0)
-    u, v = u - offset, v - offset
-    square = torch.addmm((v * v).sum(1), u, v.mT, alpha=-2)  # (n_u, n_v)
-    return square.add_((u * u).sum(1, keepdim=True)).clamp_(min=0)
-
-
 class RadialKernel(Kernel):
-    """A function of the distance in units of ``sigma``; a subclass writes :meth:`profile` and :meth:`weight`.
+    """A function of the distance in units of ``sigma``. A subclass implements :meth:`profile` and :meth:`weight`.
 
-    Precision: see :func:`squared_distances`; nearly equal points keep their digits however far they lie from the
-    origin, as long as the data's spread is small against ``sigma / sqrt(eps)`` (about 1,000 sigma in float32).
+    Precision: distances come from the expanded square ``|u|^2 + |v|^2 - 2 u.v`` after a common mean was subtracted.
+    The absolute error of ``|u - v|^2`` is about ``eps R^2``, where ``R`` is the radius of the points around that
+    mean. An offset of the data costs no precision. A spread of 1,000 sigma leaves an error of 0.1 in
+    ``|u - v|^2 / sigma^2`` in float32; use float64 there.
 
     Args:
-        sigma: The kernel's width in input units, positive.
+        sigma: Width of the kernel in input units, positive. Default: 1.
 
     Raises:
         ValueError: If ``sigma`` is not positive and finite.
     """
 
     is_radial = True
-    # ``weight`` at 0, or what serves as such where there is a cusp.
+    # Value of ``weight`` at distance 0, or a substitute for kernels with a cusp there.
     _stiffness = 1.0
-    # What ``profile`` is a function of: this times the squared distance in units of sigma^2.
+    # The argument t of ``profile`` is ``_factor * |u - v|^2 / sigma^2``.
     _factor = 1.0
 
     def __init__(self, sigma: float = 1.0) -> None:
@@ -55,14 +42,14 @@ class RadialKernel(Kernel):
 
     @abstractmethod
     def profile(self, t: Tensor) -> Tensor:
-        """``g`` at ``t``, the squared distance in units of sigma^2 times the kernel's factor; leaves t as it is."""
+        """``g`` as a function of ``t = _factor * |u - v|^2 / sigma^2``. Must not modify t."""
 
     @abstractmethod
     def weight(self, t: Tensor, k: Tensor) -> Tensor:
-        """``-2 sigma^2 dg/d(d2)`` there, given ``k = g(t)``: how strongly a point draws a landmark."""
+        """``-2 sigma^2 dg/d(|u - v|^2)`` at t, given ``k = g(t)``: how strongly a point attracts a landmark."""
 
     def scaled_distances(self, u: Tensor, v: Tensor, u2: Tensor) -> Tensor:
-        """The argument of :meth:`profile` for centred points; ``u2`` (n_u, 1) is that of u and 0."""
+        """The argument t of :meth:`profile` for centred points. ``u2`` (n_u, 1) is t between u and the origin."""
         scale = self._factor / self.sigma**2
         t = torch.addmm((v * v).sum(1), u, v.mT, beta=scale, alpha=-2 * scale).add_(u2)  # (n_u, n_v)
         return t.clamp_(min=0) if scale > 0 else t.clamp_(max=0)
@@ -79,13 +66,11 @@ class RadialKernel(Kernel):
         return (u * u).sum(-1, keepdim=True).mul_(self._factor / self.sigma**2)
 
     def prepare(self, x: Tensor) -> Prepared:
-        offset = x.mean(-2)  # of each batch by itself
+        offset = x.mean(-2)  # one per batch
         centred = x - offset[..., None, :]
         return centred, self._to_origin(centred), offset
 
-    def evaluate(
-        self, prepared: Prepared, w: Tensor, terms: SelfTerms
-    ) -> tuple[Tensor, Callable[[Tensor], PullbackParts]]:
+    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> Evaluated:
         x, x2, offset = prepared
         w = w - offset
         t = self.scaled_distances(x, w, x2)  # (batch, n)
@@ -133,10 +118,10 @@ class GaussianKernel(RadialKernel):
 
 @register_kernel("laplacian")
 class LaplacianKernel(RadialKernel):
-    """``f(u, v) = exp(-|u - v| / sigma)`` with the Euclidean distance (scikit-learn's namesake uses the L1 norm).
+    """``f(u, v) = exp(-|u - v| / sigma)`` with the Euclidean distance (scikit-learn uses the L1 norm).
 
-    The kernel has a cusp at 0, where its derivative is taken as 0. Distances that the expanded square cannot tell
-    from 0, below about ``3 sqrt(eps) R`` for points of radius ``R`` about their mean, count as 0.
+    The kernel has a cusp at distance 0, where the derivative is defined as 0. Distances below about
+    ``3 sqrt(eps) R``, for points of radius ``R`` around their mean, are within rounding and set to 0.
     """
 
     def scaled_distances(self, u: Tensor, v: Tensor, u2: Tensor) -> Tensor:
@@ -151,7 +136,7 @@ class LaplacianKernel(RadialKernel):
         return torch.where(t > 0, k * t.rsqrt(), 0.0)
 
     def frequencies(self, count: int, in_features: int, *, generator: torch.Generator | None = None) -> Tensor:
-        # The characteristic function of the multivariate Cauchy distribution, a normal vector over a normal number.
+        # The spectral density is a multivariate Cauchy distribution: a normal vector divided by a normal number.
         normal = torch.randn(count, in_features, generator=generator)
         return normal / torch.randn(count, 1, generator=generator).abs_().clamp_(min=1e-30) / self.sigma
 
@@ -169,6 +154,6 @@ class CauchyKernel(RadialKernel):
         return (k * k).mul_(2)
 
     def frequencies(self, count: int, in_features: int, *, generator: torch.Generator | None = None) -> Tensor:
-        # 1 / (1 + t) is the mean of exp(-s t) over an exponential s: normal vectors with a variance of 2 s.
+        # 1 / (1 + t) is the mean of exp(-s t) over an exponential s, so draw normal vectors of variance 2 s.
         normal = torch.randn(count, in_features, generator=generator)
         return normal * (2 * torch.empty(count, 1).exponential_(generator=generator)).sqrt_() / self.sigma

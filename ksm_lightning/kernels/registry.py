@@ -1,4 +1,4 @@
-"""Kernels by name: what a YAML or a checkpoint may say, and nothing it says is imported."""
+"""Registry of kernel names for configurations and checkpoints; a name never triggers an import."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,10 +11,10 @@ _KERNELS: dict[str, type[Kernel]] = {}
 
 
 def register_kernel(name: str) -> Callable[[K], K]:
-    """Class decorator: make a kernel known to configurations and checkpoints as ``name``.
+    """Class decorator that registers a kernel as ``name`` for configurations and checkpoints.
 
     Raises:
-        ValueError: If another class has the name already.
+        ValueError: If the name belongs to another class.
 
     Example:
         >>> @register_kernel("doctest_cubic")
@@ -27,7 +27,7 @@ def register_kernel(name: str) -> Callable[[K], K]:
 
     def register(cls: K) -> K:
         known = _KERNELS.get(name)
-        # The same class defined again, as a reloaded module or a notebook cell does, replaces the old one.
+        # A reloaded module or a notebook cell defines the same class again; the new one replaces the old.
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"The kernel name {name!r} belongs to {known.__qualname__}; choose another name.")
         _KERNELS[name] = cls
@@ -37,15 +37,15 @@ def register_kernel(name: str) -> Callable[[K], K]:
 
 
 def kernel_names() -> list[str]:
-    """The registered names, sorted."""
+    """Registered names, sorted."""
     return sorted(_KERNELS)
 
 
 def make_kernel(name: str, **params: Any) -> Kernel:
-    """The kernel registered as ``name``, with its parameters.
+    """Construct the kernel registered as ``name``.
 
     Raises:
-        ValueError: If the name is not registered, or the parameters are not the kernel's.
+        ValueError: If the name is not registered, or the kernel does not take these parameters.
 
     Example:
         >>> make_kernel("gaussian", sigma=0.3)
@@ -53,28 +53,28 @@ def make_kernel(name: str, **params: Any) -> Kernel:
     """
     if name not in _KERNELS:
         raise ValueError(
-            f"No kernel is registered as {name!r}; known are {', '.join(kernel_names())}. If it is your own, "
+            f"No kernel is registered as {name!r}; known kernels: {', '.join(kernel_names())}. For your own kernel, "
             f"import the module that defines it under @register_kernel({name!r}) before this call."
         )
     try:
         return _KERNELS[name](**params)
     except TypeError as error:
         raise ValueError(
-            f"Kernel {name!r} cannot be made from {params or 'no parameters'}: {error}. Set its numbers in "
+            f"Kernel {name!r} cannot be made from {params or 'no parameters'}: {error}. Set its parameters in "
             "`kernel_params`."
         ) from error
 
 
 def kernel_name(kernel: Kernel) -> str:
-    """The name under which a kernel's class is registered.
+    """Registered name of a kernel's class.
 
     Raises:
-        ValueError: If it is not registered.
+        ValueError: If the class is not registered.
     """
     for name, cls in _KERNELS.items():
         if cls is type(kernel):
             return name
     raise ValueError(
-        f"{type(kernel).__name__} has no registered name, so no checkpoint can remember it: put "
-        "@register_kernel('a_name') above its class."
+        f"{type(kernel).__name__} has no registered name, so it cannot be saved: decorate its class with "
+        "@register_kernel('a_name')."
     )

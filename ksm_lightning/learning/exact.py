@@ -1,4 +1,4 @@
-"""The exact inner solution: L in closed form, the bound J(W, q) that is left, and its full-batch minimiser.
+"""The exact inner solution: L in closed form, the bound J(W, q), and its full-batch minimiser.
 
 For fixed W and q let ``B = <b b^T>`` be the second moment of the drive ``b = q * f(x, W)``. Minimised over the
 responses, the energy is ``gain - 1/2 tr((L + ridge I)^-1 B) - 1/4 |L|^2``, which is concave in L. Its maximum has the
@@ -6,7 +6,7 @@ eigenvectors of B and eigenvalues l with ``l (l + ridge)^2 = beta``, so the sadd
 
 ``J(W, q) = 1/2 sum_i q_i^2 f(w_i, w_i) - sum (l (l + ridge) / 2 + l^2 / 4)``.
 
-Everything here is float64: ``1 / (l + ridge)`` multiplies whatever noise the small eigenvalues of B have.
+Everything here is float64, because ``1 / (l + ridge)`` amplifies the noise in the small eigenvalues of B.
 """
 
 from collections.abc import Iterable
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, full_precision
-from ksm_lightning.network import functional
+from ksm_lightning.network import KSMNetwork, functional
 from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
 
 
 def lateral_eigenvalues(beta: Tensor, ridge: float) -> Tensor:
-    """The ``l >= 0`` with ``l (l + ridge)^2 = beta``, for each entry; rounding below 0 counts as 0.
+    """The ``l >= 0`` with ``l (l + ridge)^2 = beta``, for each entry; negative rounding errors count as 0.
 
-    Newton's method from ``beta^(1/3)``, an upper bound: on this side the cubic is convex, so every step goes down and
-    none goes past the root.
+    Newton's method from ``beta^(1/3)``, an upper bound. The cubic is convex there, so every step decreases and none
+    passes the root.
 
     Example:
         >>> lateral_eigenvalues(torch.tensor([8.0, 12.0, 0.0], dtype=torch.float64), ridge=0.0)[0]
@@ -64,20 +64,31 @@ def solve_inner(B: Tensor, self_similarity: Tensor, q: Tensor, ridge: float) -> 
     return Inner((vectors * l) @ vectors.mT, gain - (0.5 * l * (l + ridge) + 0.25 * l * l).sum())
 
 
-@torch.no_grad()
-def similarity_moment(kernel: Kernel, blocks: Iterable[Tensor], W: Tensor) -> tuple[Tensor, int]:
-    """``sum k k^T`` of the similarities ``k = f(x, W)`` over all inputs, and their number; ``B = q G q`` for any q.
+class SimilarityMoment(NamedTuple):
+    """The second moment of the similarities ``k = f(x, W)`` over some inputs; enough to solve for q and L."""
 
-    Similarities keep the dtype of W, so that the rounding noise which the responses will have is part of the sum; the
-    sum is float64.
+    total: Tensor
+    """``sum k k^T`` (n, n), float64."""
+    samples: Tensor | int
+    """Number of inputs."""
+
+    def of_drive(self, q: Tensor) -> Tensor:
+        """``B = <b b^T> = q G q`` (n, n), float64, for the drive ``b = q * k`` and ``G = <k k^T>``."""
+        q = q.double()
+        return q[:, None] * self.total * q / self.samples
+
+
+@torch.no_grad()
+def similarity_moment(kernel: Kernel, blocks: Iterable[Tensor], W: Tensor) -> SimilarityMoment:
+    """The second moment of ``f(x, W)`` over all inputs, in one pass.
+
+    Similarities are computed in the dtype of W, so that the sum contains the rounding noise that the responses will
+    have. The sum is float64.
 
     Args:
         kernel: The similarity.
-        blocks: Inputs (samples, m), a block at a time.
+        blocks: Inputs, one block (samples, m) at a time.
         W: Landmarks (n, m).
-
-    Returns:
-        The sum (n, n), float64, and the number of samples.
     """
     total = torch.zeros(len(W), len(W), dtype=torch.float64, device=W.device)
     count = 0
@@ -86,7 +97,7 @@ def similarity_moment(kernel: Kernel, blocks: Iterable[Tensor], W: Tensor) -> tu
             k = kernel(part, W).double()
             total.addmm_(k.mT, k)
             count += len(part)
-    return total, count
+    return SimilarityMoment(total, count)
 
 
 def optimal_scale(G: Tensor, self_similarity: Tensor) -> Tensor:
@@ -134,19 +145,20 @@ def minimise_bound(
     max_iterations: int = 400,
     generator: torch.Generator | None = None,
 ) -> Minimum:
-    """The least ``J(W, q)`` that L-BFGS finds from several starts, on all data at once: ground truth for small data.
+    """The lowest ``J(W, q)`` that L-BFGS finds from several starts on all data: ground truth for small data.
 
-    By the envelope theorem the gradients of J are those of the energy at the exact L, so the local rules of
-    :mod:`ksm_lightning.network.functional` on the full batch are its gradient. J has many minima: more starts find lower ones.
+    By the envelope theorem the gradients of J are those of the energy at the exact L, so the gradients of
+    :mod:`ksm_lightning.network.functional` on the full batch are its gradient. J has many minima: more starts find
+    lower ones.
 
     Args:
         kernel: The similarity.
         x: All inputs (samples, m).
-        num_neurons: Neurons n.
+        num_neurons: Number of neurons n.
         ridge: The paper's lambda.
-        starts: Starts at data points drawn by kernel k-means++; the lowest bound wins.
-        max_iterations: Iterations of each.
-        generator: Source of randomness, on the CPU; the global one unless given.
+        starts: Number of starts at data points chosen by kernel k-means++; the lowest bound is returned.
+        max_iterations: Largest number of iterations of each.
+        generator: Source of randomness, on the CPU. Default: the global one.
     """
     x = x.double()
     found: Minimum | None = None
@@ -162,7 +174,7 @@ def minimise_bound(
 def _descend(kernel: Kernel, x: Tensor, W: Tensor, ridge: float, max_iterations: int) -> Minimum:
     """L-BFGS from one start, in float64."""
     q = torch.ones(len(W), dtype=torch.float64, device=W.device)
-    set_scale(kernel, W, q, optimal_scale(similarity_moment(kernel, [x], W)[0] / len(x), kernel.diag(W)))
+    set_scale(kernel, W, q, optimal_scale(similarity_moment(kernel, [x], W).of_drive(q), kernel.diag(W)))
     parameters = [W.requires_grad_(), q.requires_grad_()]
     optimizer = torch.optim.LBFGS(
         parameters, max_iter=max_iterations, history_size=30, line_search_fn="strong_wolfe",
@@ -170,9 +182,8 @@ def _descend(kernel: Kernel, x: Tensor, W: Tensor, ridge: float, max_iterations:
     )  # fmt: skip
 
     def inner() -> Inner:
-        total, count = similarity_moment(kernel, [x], W.detach())
-        gains = q.detach()
-        return solve_inner(gains[:, None] * total * gains / count, kernel.diag(W.detach()), gains, ridge)
+        moment, gains = similarity_moment(kernel, [x], W.detach()), q.detach()
+        return solve_inner(moment.of_drive(gains), kernel.diag(W.detach()), gains, ridge)
 
     def closure() -> Tensor:
         with torch.no_grad(), full_precision(x.device):
@@ -185,3 +196,34 @@ def _descend(kernel: Kernel, x: Tensor, W: Tensor, ridge: float, max_iterations:
     optimizer.step(closure)  # type: ignore[no-untyped-call]
     at = inner()
     return Minimum(W.detach(), q.detach(), at.L, float(at.bound))
+
+
+@torch.no_grad()
+def balance(network: KSMNetwork, x: Tensor, shrinkage: float = 0.0) -> None:
+    """Set the best common scale of W (or q) and the exact L for a sample.
+
+    Args:
+        network: The network, changed in place.
+        x: A sample of the data (samples, m).
+        shrinkage: How far, from 0 to 1, the sample's second moment is moved towards a multiple of I. Directions that a
+            small sample does not show then count as ordinary ones; otherwise the next batch gets ``1 / ridge`` there.
+    """
+    kernel = network.kernel
+    B = similarity_moment(kernel, [x], network.W).of_drive(network.q)
+    mean = B.diagonal().mean()
+    if not mean > 0:
+        return  # no neuron responds, and any L is as good as another
+    B = (1 - shrinkage) * B
+    B.diagonal().add_(shrinkage * mean)
+    c = optimal_scale(B, network.q.double().square() * kernel.diag(network.W))
+    set_scale(kernel, network.W, network.q, c)
+    network.L.copy_(solve_inner(c * c * B, kernel.diag(network.W), network.q, network.ridge).L)
+
+
+@torch.no_grad()
+def consolidate(network: KSMNetwork, moment: SimilarityMoment) -> float:
+    """Set the exact L for the network's W and q; returns the bound J. One float64 eigen-decomposition."""
+    B = moment.of_drive(network.q)
+    inner = solve_inner(B, network.kernel.diag(network.W), network.q, network.ridge)
+    network.L.copy_(inner.L)
+    return float(inner.bound)

@@ -1,4 +1,4 @@
-"""Landmarks that do nothing, noticed and moved to where the residual is largest."""
+"""Landmarks that explain nothing: how they are found, and where they should be instead."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
+from ksm_lightning.network import KSMNetwork
 
-# A landmark moves if the new place explains so many times more than the old one, and at least this part of a neuron's
-# fair share of all there is to explain. Both keep landmarks of equal worth from changing places for ever.
+# A landmark moves if the new position explains this many times more than the old one, plus this fraction of a neuron's
+# fair share of the whole. Both keep landmarks of equal worth from swapping positions forever.
 _ADVANTAGE, _WORTHWHILE = 1.2, 0.01
-# Landmarks closer than rounding are told apart by this much, relative to their self-similarity.
+# Added to the diagonal, relative to f(w, w), so that landmarks closer than rounding can be told apart.
 _JITTER = 1e-9
 
 
@@ -23,20 +24,20 @@ class Move(NamedTuple):
 
 @torch.no_grad()
 def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantage: float = _ADVANTAGE) -> list[Move]:
-    """Landmarks that would explain the points better elsewhere, worst first, each with the place to go.
+    """Landmarks that would explain the points better elsewhere, worst first, with the point to move to.
 
-    What a set of landmarks leaves unexplained is the residual kernel ``R = F - f(x,W) f(W,W)^-1 f(W,x)``. Taking
-    landmark i away adds ``sum_x v_ix^2 / P_ii`` to its trace, with ``P = f(W,W)^-1`` and ``v = P f(W,x)``; one more at
-    point c takes ``sum_x R_xc^2 / R_cc`` from it, of which the point's own share does not count. A neuron far from all
-    data, one of length 0 and one of two at the same place all explain nothing, and are noticed by the same number. Each
-    move is followed by rank-one corrections, so that the next one sees it.
+    The residual of a set of landmarks is ``R = F - f(x,W) f(W,W)^-1 f(W,x)``. Removing landmark i adds
+    ``sum_x v_ix^2 / P_ii`` to its trace, with ``P = f(W,W)^-1`` and ``v = P f(W,x)``. Adding one at point c removes
+    ``sum_x R_xc^2 / R_cc``, where the point's own share is not counted. A neuron far from all data, one of length 0 and
+    one of two at the same position all explain nothing and have the same small number. Each move is followed by
+    rank-one corrections, so that the next one takes it into account.
 
     Args:
         kernel: The similarity.
-        points: A sample of the data (samples, m), without repetitions, ideally several times as many as landmarks.
+        points: A sample of the data (samples, m) without repetitions, ideally several times as many as landmarks.
         W: Landmarks (n, m).
-        most: Moves at most.
-        advantage: How many times more than at the old place a landmark must explain at the new one.
+        most: Largest number of moves.
+        advantage: How many times more a landmark must explain at the new position.
 
     Returns:
         The moves, possibly none.
@@ -45,7 +46,7 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
     n = len(W)
     K = kernel(W, W)
     if not (K.isfinite().all() and points.isfinite().all()):
-        return []  # whoever guards the run will say so
+        return []  # the divergence guard reports it
     length = K.diagonal().clamp(min=1e-30 * K.diagonal().mean().clamp(min=1e-200))
     unit = length.rsqrt()  # in units of its own length no landmark is too short to be compared
     K = K * unit * unit[:, None]
@@ -65,7 +66,7 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
         R += torch.outer(v, v / p[i])
         own = R.diagonal()
         gain = (R.square().sum(1) - own.square()) / own.clamp(min=smallest)
-        # Nothing explains more than is left; where all is explained, what is left of R is rounding over rounding.
+        # A point cannot explain more than is left. Where everything is explained, R is a ratio of rounding errors.
         gain.clamp_(max=float(own.clamp(min=0).sum()))
         c = int(gain.argmax())
         if not gain[c] > advantage * loss[i] + _WORTHWHILE * share:
@@ -79,3 +80,38 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
         R -= torch.outer(residual, residual / residual[c])
         moves.append(Move(i, c))
     return moves
+
+
+@torch.no_grad()
+def relocate(network: KSMNetwork, x: Tensor, most: int | None = None, *, advantage: float = _ADVANTAGE) -> int:
+    """Move landmarks that explain nothing to where the residual is largest; returns how many moved.
+
+    A moved neuron gets the mean gain of all neurons, no lateral connections and the median self-inhibition.
+
+    Args:
+        network: The network, changed in place.
+        x: A sample of the data (samples, m) without repetitions.
+        most: Largest number of landmarks to move. Default: a quarter of them.
+        advantage: How many times more a landmark must explain at the new position.
+    """
+    kernel, n = network.kernel, network.num_neurons
+    most = max(1, n // 4) if most is None else most
+    moves = dict(find_moves(kernel, x, network.W, most, advantage=advantage))  # the last move of each neuron
+    if not moves:
+        return 0
+    gain = (network.q.square() * kernel.diag(network.W)).double().mean()
+    inhibition = network.L.diagonal().median()
+    neurons = torch.tensor(list(moves), device=x.device)
+    positions = x[torch.tensor(list(moves.values()), device=x.device)].to(network.W)
+    ratio = gain / kernel.diag(positions).double().clamp(min=torch.finfo(torch.float32).tiny)
+    if not gain > 0:  # all neurons are silent: the first active ones keep their own length
+        ratio = torch.ones_like(ratio)
+    if kernel.is_homogeneous and kernel.degree is not None:
+        positions = positions * (ratio ** (0.5 / kernel.degree)).to(positions)[:, None]
+    else:
+        network.q[neurons] = ratio.sqrt().to(network.q)
+    network.W[neurons] = positions
+    network.L[neurons] = 0
+    network.L[:, neurons] = 0
+    network.L[neurons, neurons] = inhibition
+    return len(moves)

@@ -1,85 +1,188 @@
-"""The rules of one update in plain words: what an update is, in the paper's or in natural units.
+"""The learning rules: W and q descend the energy, L ascends it. This is the code that training runs.
 
-:class:`ksm_lightning.learning.updater.Updater` makes the same updates with less work; the tests hold the two together.
+A rule gets what one batch says about the weights (:class:`Correlations`) and changes W, q and L in place. Angle
+brackets are averages over the batch and over all processes. All three steps start from the same weights.
 """
+
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels import Kernel
-from ksm_lightning.learning.schedule import Rates, Schedule
+from ksm_lightning.kernels import PullbackParts, SelfTerms
 from ksm_lightning.network import functional
-from ksm_lightning.network.functional import Gradients, Step
-from ksm_lightning.network.ksm_network import KSMNetwork
 
-# A step moves phi(w) by at most this part of a typical length; gains below this part of the mean count as that.
+# A step size; a tensor () where a compiled or recorded update must not contain the number.
+StepSize = float | Tensor
+
+# A step moves phi(w) by at most this fraction of a typical length. Gains below this fraction of the mean count as that.
 TRUST, GAIN_FLOOR = 0.5, 0.01
-# Responses are at most so many times as long as they should be.
+# Natural steps limit responses to this multiple of sqrt(f(x, x)), their length at a solution.
 RESPONSE_LIMIT = 2.0
 
 
-def compute_step(network: KSMNetwork, x: Tensor, natural: bool) -> Step:
-    """Responses and gradients of a batch (batch, m); with natural steps responses are limited in length.
+class Correlations(NamedTuple):
+    """What one batch says about the weights, averaged over all processes: sums over ``batch`` samples."""
 
-    The limit, ``2 sqrt(f(x, x))``, makes everything bounded: C has a trace of at most ``4 <f(x, x)>``, L is an average
-    of such C, q and W are drawn to averages of products with y. So L stays positive semi-definite and of bounded size,
-    and ``L + ridge I`` can always be factorised. Near a solution no response is that long.
+    pullback: PullbackParts
+    """``sum_b y_bi df(w_i, x_b)/dw_i`` in parts. The matrix may be overwritten."""
+    drive: Tensor | None
+    """``sum_b y_bi k_bi`` (n,); None where q stays 1."""
+    y: Tensor
+    """Responses (samples, n)."""
+    C: Tensor | None
+    """``<y y^T>`` (n, n), where other processes contribute to it; None where it is ``y^T y / samples``."""
+    own: SelfTerms
+    """``f(w_i, w_i)`` and its derivatives."""
+    batch: int
+    """Number of samples in a process's batch."""
+
+    @property
+    def per_sample(self) -> float:
+        """The factor that turns the pullback's sum into a mean."""
+        return self.pullback.factor / self.batch
+
+
+def towards_W(q: Tensor, seen: Correlations) -> Tensor:
+    """``<y_i df(w_i,x)/dw_i> - q_i/2 df(w_i,w_i)/dw_i`` (n, m), divided by ``seen.per_sample``.
+
+    This is ``-de/dw_i / q_i``. It is written into the pullback's matrix.
     """
-    limit = RESPONSE_LIMIT if natural else None
-    return functional.hebbian_step(network.kernel, x, network.W, network.q, network.L, network.ridge, limit=limit)
+    own, (step, along, base, factor, _) = seen.own, seen.pullback
+    if own.direction is not None:
+        slope = own.slope
+        if isinstance(slope, Tensor):
+            q, slope = q * slope, 1.0
+        share = 0.5 * seen.batch * slope / factor
+        if base is None:
+            return step.addcmul_(own.direction, q[:, None], value=-share)
+        assert along is not None  # the base is w, and so is the direction
+        along = torch.add(along, q, alpha=share)
+    return step if base is None or along is None else step.addcmul_(base, along[:, None], value=-1)
 
 
-def rates_at(schedule: Schedule, kernel: Kernel, update: int, num_neurons: int, batch: int) -> Rates:
-    """The schedule's rates; a homogeneous kernel keeps q at 1."""
-    rates = schedule.rates(update, num_neurons, batch)
-    return rates._replace(q=0.0) if kernel.is_homogeneous else rates
+class PaperRule:
+    """The paper's rules: gradient steps with rates ``eta``, W's divided by q^2.
 
-
-@torch.no_grad()
-def descent(
-    network: KSMNetwork, gradients: Gradients, self_similarity: Tensor, rates: Rates, natural: bool
-) -> Gradients:
-    """Directions that the rates multiply: W and q go against theirs, L along its own.
-
-    The paper's are the gradients, W's divided by q^2. In natural units each parameter is drawn to the place where its
-    own gradient would vanish: L's direction is ``C - L``, q's is divided by ``f(w, w)``, and W's by ``q^2`` times
-    the kernel's curvature (for a Gaussian kernel a mean shift, for a power-cosine kernel ``w - <y df/dw>``). Two limits
-    keep a neuron far from all data from being thrown about: q^2 is taken as at least a hundredth of the mean gain, and
-    no step moves ``phi(w)`` by more than half the typical length of one.
-
-    Args:
-        network: The network, as it was when the gradients were computed.
-        gradients: The energy's, averaged over all processes.
-        self_similarity: ``f(w_i, w_i)`` (n,).
-        rates: What the directions will be multiplied with.
-        natural: Whether the rates are natural steps.
+    - ``w_i -= eta_w / q_i^2 de/dw_i``
+    - ``q_i -= eta_q de/dq_i``
+    - ``L += eta_l de/dL``, with ``de/dL = (C - L) / 2``
     """
-    q2 = network.q.square()
-    if not natural:
-        return gradients._replace(W=gradients.W / q2[:, None])
-    tiny = torch.finfo(q2.dtype).tiny
-    norm2 = self_similarity.clamp(min=tiny)
-    gain = q2 * norm2
-    curvature = network.kernel.curvature(network.W)
-    scale = torch.maximum(gain, GAIN_FLOOR * gain.mean()).div_(norm2).mul_(curvature).clamp_(min=tiny)
-    W = gradients.W / scale[:, None]
-    moved = torch.linalg.vector_norm(W, dim=1).mul_(curvature.sqrt()).mul_(rates.W)
-    allowed = torch.maximum(norm2, norm2.mean()).sqrt_().mul_(TRUST)
-    W.mul_((allowed / moved.clamp_(min=tiny)).clamp_(max=1)[:, None])
-    return Gradients(W, gradients.q / norm2, gradients.L * 2)
+
+    response_limit: float | None = None
+
+    def prepare(self, q: Tensor) -> None:
+        """Nothing to allocate."""
+
+    def descend_W(self, W: Tensor, q: Tensor, direction: Tensor, seen: Correlations, eta: StepSize) -> None:
+        """``w_i += eta_w / q_i (<y_i df(w_i,x)/dw_i> - q_i/2 df(w_i,w_i)/dw_i)``; ``direction`` is the bracket."""
+        eta = eta * seen.per_sample
+        if seen.drive is None:
+            add_scaled(W, direction, eta)
+        elif isinstance(eta, Tensor):
+            W.add_(direction / q[:, None] * eta)
+        else:
+            W.addcdiv_(direction, q[:, None], value=eta)
+
+    def descend_q(self, q: Tensor, seen: Correlations, eta: StepSize) -> None:
+        """``q_i += eta_q (<y_i k_i> - q_i f(w_i,w_i))``."""
+        assert seen.drive is not None
+        add_scaled(q, q if seen.own.value is None else q * seen.own.value, -eta)
+        add_scaled(q, seen.drive, eta / seen.batch)
+
+    def ascend_L(self, L: Tensor, seen: Correlations, step: StepSize) -> None:
+        """``L += eta_l / 2 (<y y^T> - L)``; ``step`` is ``eta_l / 2``."""
+        move_towards_C(L, seen, step)
+
+    def step_of_L(self, eta_l: float) -> float:
+        """The fraction of the way from L to C that the rate stands for: the gradient has a factor of 1/2."""
+        return 0.5 * eta_l
 
 
-@torch.no_grad()
-def apply(network: KSMNetwork, directions: Gradients, rates: Rates) -> None:
-    """Take the step."""
-    network.W.sub_(directions.W, alpha=rates.W)
-    network.q.sub_(directions.q, alpha=rates.q)
-    network.L.add_(directions.L, alpha=rates.L)
+class NaturalRule:
+    """Natural steps: each parameter moves a fraction of the way to where its own gradient vanishes.
+
+    - ``w_i -= step_w de/dw_i / (q_i^2 curvature_i)``: for a Gaussian kernel a mean shift, for a power-cosine kernel
+      ``w_i -> <y_i df/dw_i>``
+    - ``q_i -> <y_i k_i> / f(w_i, w_i)``
+    - ``L -> C``
+
+    Three limits keep a neuron far from all data from moving wildly: ``q_i^2 f(w_i,w_i)`` counts as at least 1 % of its
+    mean, no step moves ``phi(w_i)`` by more than half a typical length, and responses are at most ``2 sqrt(f(x, x))``
+    long. The last one bounds everything: C has a trace of at most ``4 <f(x, x)>``, L is an average of such C, and q and
+    W move towards averages of products with y. So ``L + ridge I`` can always be factorised. Near a solution no response
+    is that long.
+    """
+
+    response_limit: float | None = RESPONSE_LIMIT
+
+    def __init__(self) -> None:
+        self._floor = torch.empty(0)
+
+    def prepare(self, q: Tensor) -> None:
+        """Allocate constants for gains like ``q`` (n,), once per block of updates."""
+        if self._floor.shape != q.shape or self._floor.device != q.device or self._floor.dtype != q.dtype:
+            self._floor = q.new_full(q.shape, GAIN_FLOOR / len(q))
+
+    def descend_W(self, W: Tensor, q: Tensor, direction: Tensor, seen: Correlations, step: StepSize) -> None:
+        """``w_i += step_w q_i direction_i / (max(gain_i, floor) curvature_i / f(w_i,w_i))``, limited in length."""
+        value, curvature = seen.own.value, seen.own.curvature
+        learns_q = seen.drive is not None
+        norm2 = None if value is None else value.clamp(min=torch.finfo(q.dtype).tiny)
+        gain = norm2
+        if learns_q:
+            gain = q * q if norm2 is None else q * q * norm2
+        assert gain is not None
+        scale = torch.maximum(gain, torch.dot(gain, self._floor))
+        if norm2 is not None:
+            scale.div_(norm2)
+        unit = 1.0  # a curvature shared by all landmarks is applied at the end
+        length = torch.linalg.vector_norm(direction, dim=1)
+        if isinstance(curvature, Tensor):
+            scale.mul_(curvature)
+            length.mul_(curvature.sqrt())
+        else:
+            unit = curvature
+        row = q / scale if learns_q else scale.reciprocal_()
+        # W moves by `size row direction`, but not by more than `most sqrt(f(w,w)) direction / |direction|`.
+        size, most = step * seen.per_sample / unit, TRUST / math.sqrt(unit)
+        limit = length.reciprocal_() if norm2 is None else torch.maximum(norm2, norm2.mean()).sqrt_().div_(length)
+        part = row * (size / most)
+        part = torch.clamp(part, -limit, limit) if learns_q else torch.minimum(part, limit)  # a gain may be negative
+        W.addcmul_(direction, part[:, None], value=most)
+
+    def descend_q(self, q: Tensor, seen: Correlations, step: StepSize) -> None:
+        """``q_i += step_q (<y_i k_i> / f(w_i,w_i) - q_i)``."""
+        drive, value = seen.drive, seen.own.value
+        assert drive is not None
+        if value is not None:
+            drive = drive / value.clamp(min=torch.finfo(q.dtype).tiny)
+        add_scaled(q, q, -step)
+        add_scaled(q, drive, step / seen.batch)
+
+    def ascend_L(self, L: Tensor, seen: Correlations, step: StepSize) -> None:
+        """``L += step_l (<y y^T> - L)``."""
+        move_towards_C(L, seen, step)
+
+    def step_of_L(self, step_l: float) -> float:
+        """The fraction of the way from L to C, which a natural step is."""
+        return step_l
 
 
-def update(network: KSMNetwork, schedule: Schedule, number: int, x: Tensor) -> Step:
-    """One update of W, q and L from one batch (batch, m), all from the same state."""
-    rates = rates_at(schedule, network.kernel, number, network.num_neurons, len(x))
-    step = compute_step(network, x, schedule.is_natural)
-    apply(network, descent(network, step.gradients, step.self_similarity, rates, schedule.is_natural), rates)
-    return step
+Rule = PaperRule | NaturalRule
+
+
+def move_towards_C(L: Tensor, seen: Correlations, step: StepSize) -> None:
+    """``L += step (<y y^T> - L)`` in place, in one product where possible."""
+    if seen.C is not None:
+        L.lerp_(seen.C, step)
+    elif isinstance(step, Tensor):
+        L.lerp_(functional.correlation(seen.y), step)
+    else:
+        L.addmm_(seen.y.mT, seen.y, beta=1 - step, alpha=step / seen.y.shape[0])
+
+
+def add_scaled(value: Tensor, other: Tensor, number: StepSize) -> Tensor:
+    """``value += number other`` in place."""
+    return value.add_(other * number) if isinstance(number, Tensor) else value.add_(other, alpha=number)

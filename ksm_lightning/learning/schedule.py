@@ -1,63 +1,79 @@
-"""Rates and kernel parameters as a function of the update count: adaptive, or phases such as the paper's."""
+"""Step sizes and kernel parameters as a function of the update count: adaptive, or phases of constant rates."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
-# Updates that L takes to follow a change of the kernel, when responses can be thousands of times too large.
+# Number of updates that L needs to follow a change of the kernel; responses can be a thousand times too large before.
 _SETTLING = 50
 
-PaperPhases = Literal["paper_half_moons", "paper_mnist"]
+PaperPhases = Literal["paper_half_moons", "paper_mnist", "released_mnist"]
 
 
 class Rates(NamedTuple):
-    """How far one update goes in each parameter."""
+    """The step size of each parameter in one update."""
 
     W: float
     q: float
     L: float
 
     def scaled(self, factor: float) -> "Rates":
-        """All three multiplied."""
+        """All three multiplied by ``factor``."""
         return Rates(*(factor * rate for rate in self))
 
 
-class Schedule(Protocol):
-    """What the learning rules ask of a schedule; all of it is a function of the update, so that a run can resume."""
+class Schedule(ABC):
+    """What a :class:`~ksm_lightning.learning.learner.Learner` needs to know about an update.
 
-    is_natural: bool
-    """Whether rates are in natural units (see :func:`ksm_lightning.learning.rules.descent`) or multiply the gradients."""
+    Every method is a function of the update's number alone, so a resumed run continues exactly. A subclass defines the
+    two abstract ones; the others answer for a kernel and landmarks that never change by schedule.
+    """
+
+    is_natural: bool = False
+    """Whether rates are natural steps (:class:`~ksm_lightning.learning.rules.NaturalRule`) or the paper's rates."""
+    phase_ends: tuple[int, ...] = ()
+    """Updates at which the next phase starts."""
 
     @property
-    def total_updates(self) -> int: ...
+    @abstractmethod
+    def total_updates(self) -> int:
+        """Number of updates of the run."""
 
-    @property
-    def phase_ends(self) -> tuple[int, ...]: ...
+    @abstractmethod
+    def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
+        """Step sizes for a batch of this size, counted over all processes."""
 
-    def rates(self, update: int, num_neurons: int, batch: int) -> Rates: ...
+    def kernel_params(self, update: int) -> dict[str, float]:
+        """Kernel parameters that differ from the model's."""
+        return {}
 
-    def kernel_params(self, update: int) -> dict[str, float]: ...
+    def relocates_before(self, update: int) -> bool:
+        """Whether idle landmarks are moved before the update with this number."""
+        return False
 
-    def relocates_before(self, update: int) -> bool: ...
+    def is_settling(self, update: int) -> bool:
+        """Whether the kernel has changed within the last 50 updates, so that L has not followed yet."""
+        return False
 
-    def is_settling(self, update: int) -> bool: ...
-
-    def constant_until(self, update: int) -> float: ...
+    def constant_until(self, update: int) -> float:
+        """The next update at which rates or kernel parameters may change."""
+        return update + 1
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training with constant rates.
+    """A number of updates with constant rates.
 
     Args:
-        updates: How many updates the phase lasts, at least 1.
-        eta_w: Rate of W's descent (its gradient is divided by q^2).
-        eta_q: Rate of q's descent; a homogeneous kernel keeps q at 1 whatever is said here.
-        eta_l: Rate of L's ascent; keep it well above the other two.
-        kernel_params: Kernel parameters during the phase, where they differ from the model's; a warm-up has
-            ``{alpha: 1}``.
+        updates: Number of updates, at least 1.
+        eta_w: Rate of the descent in W. The gradient is divided by q^2.
+        eta_q: Rate of the descent in q. Ignored for a homogeneous kernel, where q stays 1.
+        eta_l: Rate of the ascent in L. Keep it well above the other two.
+        kernel_params: Kernel parameters that differ from the model's during this phase, such as ``{alpha: 1}`` in a
+            warm-up.
 
     Raises:
         ValueError: If the phase is empty, or a rate is negative or not finite.
@@ -71,7 +87,7 @@ class Phase:
 
     def __post_init__(self) -> None:
         if self.updates < 1:
-            raise ValueError(f"A phase must last at least 1 update, got `updates`={self.updates}.")
+            raise ValueError(f"A phase must have at least 1 update, got `updates`={self.updates}.")
         for name in ("eta_w", "eta_q", "eta_l"):
             rate = getattr(self, name)
             if not (math.isfinite(rate) and rate >= 0):
@@ -82,22 +98,20 @@ class Phase:
         return Rates(self.eta_w, self.eta_q, self.eta_l)
 
 
-class PhaseSchedule:
-    """Which phase is on at an update; the last one goes on for ever.
+class PhaseSchedule(Schedule):
+    """Phases of constant rates, one after the other. The last phase has no end.
 
     Args:
         phases: The phases in order, as :class:`Phase` or as mappings of its fields.
 
     Raises:
-        ValueError: If there is none, or one of them is not a phase.
+        ValueError: If the list is empty, or an entry is not a phase.
 
     Example:
         >>> schedule = PhaseSchedule([Phase(10, eta_w=0.1), {"updates": 5, "eta_w": 0.01}])
         >>> schedule.at(9).eta_w, schedule.at(10).eta_w, schedule.total_updates
         (0.1, 0.01, 15)
     """
-
-    is_natural = False
 
     def __init__(self, phases: Sequence[Phase | Mapping[str, Any]]) -> None:
         if not phases:
@@ -106,7 +120,7 @@ class PhaseSchedule:
         ends: list[int] = []
         for phase in self.phases:
             ends.append(phase.updates + (ends[-1] if ends else 0))
-        self._ends = tuple(ends)
+        self._ends, self.phase_ends = tuple(ends), tuple(ends[:-1])
         # Updates at which the kernel changes.
         self._changes = tuple(
             end for end, (old, new) in zip(ends, pairwise(self.phases), strict=False)
@@ -115,7 +129,6 @@ class PhaseSchedule:
 
     @property
     def total_updates(self) -> int:
-        """Updates in all phases together."""
         return self._ends[-1]
 
     def at(self, update: int) -> Phase:
@@ -126,32 +139,19 @@ class PhaseSchedule:
         return self.phases[-1]
 
     def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
-        """The rates of the phase, whatever the sizes."""
         return self.at(update).rates()
 
     def kernel_params(self, update: int) -> dict[str, float]:
-        """Kernel parameters of the phase, where they differ from the model's."""
         return self.at(update).kernel_params
 
-    def relocates_before(self, update: int) -> bool:
-        """Never: the phases are the paper's rules and nothing else."""
-        return False
-
     def is_settling(self, update: int) -> bool:
-        """Whether the kernel has changed a moment ago, so that L is not yet what it should be."""
         return any(start <= update < start + _SETTLING for start in self._changes)
 
     def constant_until(self, update: int) -> float:
-        """The first later update at which rates or kernel parameters may differ: the end of the phase."""
-        return next((end for end in self._ends[:-1] if update < end), math.inf)
-
-    @property
-    def phase_ends(self) -> tuple[int, ...]:
-        """Updates at which a phase gives way to the next."""
-        return self._ends[:-1]
+        return next((end for end in self.phase_ends if update < end), math.inf)
 
     def as_primitives(self) -> list[dict[str, Any]]:
-        """The phases as plain dictionaries, which is what a checkpoint holds."""
+        """The phases as plain dictionaries, for checkpoints."""
         return [asdict(phase) for phase in self.phases]
 
 
@@ -164,33 +164,32 @@ def _as_phase(phase: Phase | Mapping[str, Any]) -> Phase:
         raise ValueError(f"Not a phase of the schedule: {phase!r} ({error}).") from error
 
 
-class AdaptiveSchedule:
-    """Steps in natural units that need no tuning; the default.
+class AdaptiveSchedule(Schedule):
+    """Natural steps that need no tuning. The default.
 
-    Every parameter has a place where its own gradient would vanish if the others stood still, and a step is the part of
-    the way to it: ``L -> C``, ``q_i -> <y_i k_i> / f(w_i, w_i)``, ``w_i`` to its mean shift. A part is a pure number,
-    so nothing depends on the units of x, on the kernel's width or on the similarity's scale.
+    For every parameter there is a value at which its own gradient vanishes while the others are fixed. A natural step
+    is the fraction of the way to that value: ``L -> C``, ``q_i -> <y_i k_i> / f(w_i, w_i)``, ``w_i`` to its mean shift.
+    A fraction has no units, so nothing depends on the units of x, the width of the kernel or the scale of f.
 
-    The step of L is ``min(0.1, 0.25 batch / (n + batch / 3))``. C of one batch has rank ``batch``, and L must average
-    over ``n / batch`` of them before it knows every direction; without the third, networks with as many neurons as
-    samples in a batch lost most of them on kernels with very unequal eigenvalues. However few the neurons, a step
-    between two eigenvectors of L is stable below ``2 / (1 + l_i / l_j + l_j / l_i)`` alone: with 0.25 instead of 0.1,
-    networks with wide kernels swing, their responses become long, and landmarks are thrown out of the data. W and q
-    take a third of L's step, which keeps L near its maximum while they move. All steps stay constant for three tenths
-    of the run and then fall linearly to a fiftieth.
+    The step of L is ``min(0.1, 0.25 batch / (n + batch / 3))``. C of one batch has rank ``batch``, so L must average
+    over ``n / batch`` batches to see every direction. The ``batch / 3`` is needed when n is close to the batch size:
+    without it, kernels with a wide spectrum lost most neurons. The limit of 0.1 is needed for small n: a step between
+    two eigenvectors of L is stable below ``2 / (1 + l_i / l_j + l_j / l_i)`` only, and with 0.25 wide kernels
+    oscillate, responses grow, and landmarks leave the data. W and q use a third of L's step, which keeps L close to its
+    maximum while they move. Steps are constant for the first 30 % of the run and then decrease linearly to 2 %.
 
     Before some updates of the first half (2, 5, 10, 20, 30, 40 and 50 % of the run) landmarks that explain nothing are
     moved to where the residual is largest (:mod:`ksm_lightning.learning.relocation`).
 
-    What is provable: after y is minimised out the energy is concave in L, with a closed-form maximum
-    (:mod:`ksm_lightning.learning.exact`), so L cannot be caught in a wrong place and the end of a run can be exact; the natural
-    steps vanish where the paper's do, so both have the same solutions; and as responses are limited in length
-    (:func:`ksm_lightning.learning.rules.compute_step`), L is an average of bounded positive semi-definite matrices and can
-    always be factorised. What is empirical: the numbers above, and how near to the best solution a run ends
-    (scripts/stress/RESULTS.md). The bound itself has many minima in W.
+    Proven: with y minimised out, the energy is concave in L and has a closed-form maximum
+    (:mod:`ksm_lightning.learning.exact`), so L has no local maxima and a run can end exactly. Natural steps vanish
+    where the paper's gradients vanish, so both have the same solutions. Responses are limited in length
+    (:class:`~ksm_lightning.learning.rules.NaturalRule`), so L is an average of bounded positive semi-definite matrices
+    and ``L + ridge I`` can always be factorised. Empirical: the numbers above, and how close to the best solution a run
+    ends (scripts/stress/RESULTS.md). The bound has many local minima in W.
 
     Args:
-        updates: Updates of the whole run, at least 1.
+        updates: Number of updates of the run, at least 1.
 
     Raises:
         ValueError: If ``updates`` is below 1.
@@ -215,62 +214,66 @@ class AdaptiveSchedule:
 
     @property
     def total_updates(self) -> int:
-        """Updates of the whole run."""
         return self.updates
 
     def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
-        """Steps in natural units for a batch over all processes."""
         left = max(0.0, 1 - update / self.updates) / (1 - self._HOLD)
         largest = min(self._LARGEST, self._STEP_L * batch / (num_neurons + self._MARGIN * batch))
         step = largest * (self._FINAL + (1 - self._FINAL) * min(1.0, left))
         return Rates(self._RATIO * step, self._RATIO * step, step)
 
-    @property
-    def phase_ends(self) -> tuple[int, ...]:
-        """None: the steps change smoothly."""
-        return ()
-
-    def kernel_params(self, update: int) -> dict[str, float]:
-        """The model's own, always."""
-        return {}
-
     def relocates_before(self, update: int) -> bool:
-        """Whether landmarks that explain nothing are moved before the update with this number."""
         return update in self._relocations
 
-    def is_settling(self, update: int) -> bool:
-        """Never: the kernel stays."""
-        return False
-
     def constant_until(self, update: int) -> float:
-        """The first later update at which the steps may differ."""
         return max(update + 1, math.floor(self._HOLD * self.updates))
 
 
-_PAPER: dict[str, tuple[Phase, ...]] = {
+class StreamSchedule(AdaptiveSchedule):
+    """Natural steps for a stream without an end; updates are numbered by the samples seen so far.
+
+    Steps are constant for the first 4 samples per neuron. Then W's and q's decrease as ``samples^-0.75``: slowly enough
+    to reach a solution, fast enough for the noise to vanish (Robbins and Monro). L's decrease as ``1 / samples``, like
+    those of a running mean.
+    """
+
+    _HOLD_SAMPLES, _POWER, _POWER_L = 4, 0.75, 1.0
+
+    def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
+        rates = super().rates(0, num_neurons, batch)
+        age = 1 + update / (self._HOLD_SAMPLES * num_neurons)
+        return rates.scaled(age**-self._POWER)._replace(L=rates.L * age**-self._POWER_L)
+
+    def relocates_before(self, update: int) -> bool:
+        return False  # the stream decides when landmarks move
+
+    def constant_until(self, update: int) -> float:
+        return update + 1
+
+
+_WARM_UP = Phase(1_000, 0.01, 0.0, 0.1, kernel_params={"alpha": 1})
+NAMED_PHASES: dict[str, tuple[Phase, ...]] = {
     "paper_half_moons": (Phase(10_000, 0.01, 0.01, 0.1), Phase(10_000, 0.001, 0.001, 0.01)),
-    "paper_mnist": (
-        Phase(1_000, 0.01, 0.0, 0.1, kernel_params={"alpha": 1}),
-        Phase(10_000, 0.001, 0.0, 0.01),
-        Phase(5_000, 0.0001, 0.0, 0.001),
-    ),
+    "paper_mnist": (_WARM_UP, Phase(10_000, 0.001, 0.0, 0.01), Phase(5_000, 0.0001, 0.0, 0.001)),
+    "released_mnist": (_WARM_UP, Phase(5_000, 0.001, 0.0, 0.01), Phase(5_000, 0.0001, 0.0, 0.001)),
 }
+"""The paper's phases by name: as printed in the paper, and as in the notebook that made the released MNIST weights."""
 
 
 def make_schedule(
     phases: Sequence[Phase | Mapping[str, Any]] | str | None, updates: int | None
 ) -> PhaseSchedule | AdaptiveSchedule:
-    """The schedule that a model's options name: phases, one of the paper's by name, or else the adaptive one.
+    """The schedule that the options ``phases`` and ``updates`` describe. With neither, the adaptive default.
 
     Raises:
-        ValueError: If both are given, or the name is none of the paper's.
+        ValueError: If both are given, or the name is unknown.
     """
     if phases is None:
         return AdaptiveSchedule() if updates is None else AdaptiveSchedule(updates)
     if updates is not None:
-        raise ValueError("`updates` is the length of the adaptive schedule; `phases` have their own: give one of both.")
+        raise ValueError("`updates` is the length of the adaptive schedule and `phases` have their own: give only one.")
     if isinstance(phases, str):
-        if phases not in _PAPER:
-            raise ValueError(f"There is no schedule {phases!r}: `phases` is a list, or one of {', '.join(_PAPER)}.")
-        return PhaseSchedule(_PAPER[phases])
+        if phases not in NAMED_PHASES:
+            raise ValueError(f"No phases are called {phases!r}: give a list, or one of {', '.join(NAMED_PHASES)}.")
+        return PhaseSchedule(NAMED_PHASES[phases])
     return PhaseSchedule(phases)

@@ -1,4 +1,4 @@
-"""The network ``y = (L + ridge I)^-1 (q * f(x, W))``: its mathematics, its start, its readouts, its input."""
+"""The network ``y = (L + ridge I)^-1 (q * f(x, W))``: mathematics, initialisation, readouts and preprocessing."""
 
 from ksm_lightning.network.initialisation import DataInit, Initialiser, NormalInit
 from ksm_lightning.network.ksm_network import KSMNetwork, Solver

@@ -1,8 +1,8 @@
-"""The mathematics of the network as pure functions on tensors; symbols as in the paper.
+"""The mathematics of the network as pure functions of tensors, with the symbols of the paper.
 
 Shapes: inputs ``x`` (batch, m), landmarks ``W`` (n, m), gains ``q`` (n,), lateral weights ``L`` (n, n), similarities
 ``k = f(x, W)`` (batch, n), responses ``y`` (batch, n), correlations ``C = y^T y / batch`` (n, n). Angle brackets
-are averages over the batch.
+denote averages over the batch.
 """
 
 import math
@@ -16,10 +16,7 @@ from ksm_lightning.kernels import Kernel, Pullback, full_precision
 
 
 def factorise(L: Tensor, ridge: float) -> Tensor:
-    """Lower Cholesky factor of ``L + ridge I``; all NaN where there is none.
-
-    The failure is told in the values because asking the device whether it succeeded would make the host wait.
-    """
+    """Lower Cholesky factor of ``L + ridge I``. A failed factorisation is returned as NaN, to avoid a host sync."""
     shifted = L.clone()
     shifted.diagonal().add_(ridge)
     factor: Tensor
@@ -38,80 +35,82 @@ def responses(drive: Tensor, L: Tensor, ridge: float) -> Tensor:
 
 
 def solve(drive: Tensor, factor: Tensor) -> Tensor:
-    """:func:`responses` from the Cholesky factor that :func:`factorise` gave."""
+    """:func:`responses` from the Cholesky factor that :func:`factorise` returns."""
     return torch.cholesky_solve(drive.mT, factor).mT
 
 
-class Settled(NamedTuple):
-    """Where the recurrent dynamics came to rest."""
+class SteadyState(NamedTuple):
+    """Result of :func:`run_dynamics`."""
 
     y: Tensor
     """Responses (batch, n)."""
     steps: int
-    """Steps taken."""
+    """Number of steps."""
     error: float
-    """Bound on ``|y - y*| / |y|``, from the residual of the equilibrium."""
+    """Upper bound of ``|y - y*| / |y|``, from the residual."""
     has_converged: bool
     """Whether ``error`` is within the tolerance."""
 
 
-def settle(drive: Tensor, L: Tensor, ridge: float, *, tolerance: float = 1e-8, max_steps: int = 100_000) -> Settled:
-    """The slow neural mode: integrates ``dy/dt = b - L y - ridge y`` from rest until it stands still.
+def run_dynamics(
+    drive: Tensor, L: Tensor, ridge: float, *, tolerance: float = 1e-8, max_steps: int = 100_000
+) -> SteadyState:
+    """Integrate the recurrent dynamics ``dy/dt = b - L y - ridge y`` from ``y = 0`` to the steady state.
 
-    Plain gradient descent, which converges for steps below ``2 / (lambda_max + ridge)``; the step taken is
-    ``2 / (lambda_max + lambda_min + 2 ridge)``, the fastest one. It stops when the residual ``r = b - (L + ridge I) y``
-    proves ``|y - y*| <= |r| / (lambda_min + ridge) <= tolerance |y|`` over the whole batch. Steps are taken in float64,
-    whatever the inputs' dtype: float32 stalls at an error of its eps times the condition number of ``L + ridge I``.
+    This is gradient descent with the optimal constant step ``2 / (lambda_max + lambda_min + 2 ridge)``. It stops when
+    the residual ``r = b - (L + ridge I) y`` guarantees ``|y - y*| <= |r| / (lambda_min + ridge) <= tolerance |y|`` over
+    the whole batch. Steps are computed in float64: float32 stalls at an error of its eps times the condition number of
+    ``L + ridge I``.
 
     Args:
         drive: Feedforward drive ``b = q * k`` (batch, n).
         L: Lateral weights (n, n), symmetric, with ``L + ridge I`` positive definite.
         ridge: The paper's lambda.
-        tolerance: Relative error to stop at.
-        max_steps: Steps after which to give up, with a warning.
+        tolerance: Relative error at which to stop.
+        max_steps: Maximum number of steps. Reaching it gives a warning.
 
     Raises:
-        ValueError: If ``L + ridge I`` is not positive definite: the dynamics would run away.
+        ValueError: If ``L + ridge I`` is not positive definite, so that the dynamics diverge.
     """
     dtype, drive, L = drive.dtype, drive.double(), L.double()
     eigenvalues = torch.linalg.eigvalsh(L)
     slowest, fastest = float(eigenvalues[0]) + ridge, float(eigenvalues[-1]) + ridge
     if not slowest > 0:
         raise ValueError(
-            f"The dynamics need L + ridge I positive definite, but its smallest eigenvalue is {slowest:.3g}: "
-            "raise `ridge` or train with smaller steps."
+            f"L + ridge I must be positive definite, but its smallest eigenvalue is {slowest:.3g}: raise `ridge` or "
+            "train with smaller steps."
         )
     step = 2 / (slowest + fastest)
     y = torch.zeros_like(drive)
-    taken = 0
+    steps = 0
     while True:
         residual = drive - ridge * y - y @ L
         scale = float(torch.linalg.vector_norm(y))
         bound = float(torch.linalg.vector_norm(residual)) / slowest
         error = bound / scale if scale > 0 else (0.0 if bound == 0 else math.inf)
-        if error <= tolerance or taken >= max_steps:
+        if error <= tolerance or steps >= max_steps:
             break
-        # Asking for the residual waits for the device, so it is asked rarely.
-        for _ in range(min(20, max_steps - taken)):
+        # Checking the residual synchronises with the device, so check every 20 steps.
+        for _ in range(min(20, max_steps - steps)):
             y.add_(residual, alpha=step)
             residual = torch.addmm(drive - ridge * y, y, L, alpha=-1)
-            taken += 1
+            steps += 1
     if error > tolerance:
         warnings.warn(
-            f"The recurrent dynamics stopped at their limit of {max_steps} steps with a relative error of up to "
-            f"{error:.1e} (wanted {tolerance:.1e}); raise `max_steps` or use the closed form.",
+            f"The recurrent dynamics did not converge in {max_steps} steps: the relative error is up to {error:.1e} "
+            f"(tolerance {tolerance:.1e}). Raise `max_steps` or use the closed form.",
             stacklevel=2,
         )
-    return Settled(y.to(dtype), taken, error, error <= tolerance)
+    return SteadyState(y.to(dtype), steps, error, error <= tolerance)
 
 
 def correlation(y: Tensor) -> Tensor:
-    """``C = y^T y / batch``: ``y`` (batch, n) gives (n, n)."""
+    """``C = y^T y / batch`` (n, n) for ``y`` (batch, n)."""
     return (y.mT @ y).div_(y.shape[0])
 
 
 class EnergyTerms(NamedTuple):
-    """The parts of the energy, each averaged over the batch; they add up to :attr:`total`."""
+    """Terms of the energy, each averaged over the batch. Their sum is :attr:`total`."""
 
     feedforward: Tensor
     """``-sum_i q_i <y_i k_i>``"""
@@ -126,14 +125,14 @@ class EnergyTerms(NamedTuple):
 
     @property
     def total(self) -> Tensor:
-        """The paper's per-sample energy, averaged over the batch."""
+        """The paper's energy per sample, averaged over the batch."""
         return self.feedforward + self.gain + self.lateral + self.lateral_cost + self.ridge
 
 
 def energy_terms(
     k: Tensor, y: Tensor, self_similarity: Tensor, q: Tensor, L: Tensor, ridge: float, *, C: Tensor | None = None
 ) -> EnergyTerms:
-    """The energy of a batch, by its named terms; sums are taken in float64.
+    """Energy of a batch by terms, summed in float64.
 
     ``e = -sum_i q_i <y_i k_i> + 1/2 sum_i q_i^2 f(w_i,w_i) + 1/2 sum_ij (L_ij C_ij - 1/2 L_ij^2)
     + ridge/2 sum_i <y_i^2>``
@@ -145,7 +144,7 @@ def energy_terms(
         q: Gains (n,).
         L: Lateral weights (n, n).
         ridge: The paper's lambda.
-        C: ``correlation(y)``, if it is known already.
+        C: ``correlation(y)``, if already computed.
     """
     C = correlation(y) if C is None else C
     batch = y.shape[0]
@@ -160,7 +159,7 @@ def energy_terms(
 
 
 def gradient_W(q: Tensor, y: Tensor, pullback: Pullback, diag_gradient: Tensor) -> Tensor:
-    """``de/dw_i = -q_i <y_i df(w_i,x)/dw_i> + 1/2 q_i^2 df(w_i,w_i)/dw_i`` (n, m), the second a total derivative."""
+    """``de/dw_i = -q_i <y_i df(w_i,x)/dw_i> + 1/2 q_i^2 df(w_i,w_i)/dw_i`` (n, m)."""
     from_inputs = pullback(y * (q / -y.shape[0]))
     return torch.addcmul(from_inputs, (q * q)[:, None], diag_gradient, value=0.5)
 
@@ -171,12 +170,12 @@ def gradient_q(q: Tensor, k: Tensor, y: Tensor, self_similarity: Tensor) -> Tens
 
 
 def gradient_L(C: Tensor, L: Tensor) -> Tensor:
-    """``de/dL = (C - L) / 2`` (n, n), to be climbed."""
+    """``de/dL = (C - L) / 2`` (n, n). L ascends."""
     return (C - L).mul_(0.5)
 
 
 class Gradients(NamedTuple):
-    """Derivatives of the batch energy in the three parameters."""
+    """Derivatives of the batch energy in W, q and L."""
 
     W: Tensor
     q: Tensor
@@ -184,7 +183,7 @@ class Gradients(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Everything that one update computes from a batch."""
+    """Quantities that one update computes from a batch."""
 
     gradients: Gradients
     k: Tensor
@@ -195,12 +194,10 @@ class Step(NamedTuple):
 
 
 @torch.no_grad()
-def hebbian_step(
-    kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, L: Tensor, ridge: float, *, limit: float | None = None
-) -> Step:
-    """Responses to a batch and the gradients of its energy, all from the same state.
+def hebbian_step(kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, L: Tensor, ridge: float) -> Step:
+    """Responses to a batch and the gradients of its energy in W, q and L.
 
-    The responses minimise the energy, so nothing is differentiated through them.
+    The responses minimise the energy, so the gradients need no derivative of the responses.
 
     Args:
         kernel: The similarity.
@@ -209,17 +206,11 @@ def hebbian_step(
         q: Gains (n,).
         L: Lateral weights (n, n).
         ridge: The paper's lambda.
-        limit: Responses longer than ``limit sqrt(f(x, x))`` are shortened to that; none are unless given. At a solution
-            ``|y|^2`` is about ``f(x, x)``, so what is longer says that L does not know its direction yet.
     """
     with full_precision(x.device):
         k, pullback = kernel.value_and_pullback(x, W)  # (batch, n)
         factor = factorise(L, ridge)
         y = solve(q * k, factor)  # (batch, n)
-        if limit is not None:
-            length = torch.linalg.vector_norm(y, dim=1, keepdim=True)
-            allowed = kernel.diag(x).clamp(min=0).sqrt_().mul_(limit)[:, None]
-            y = y * (allowed / length.clamp(min=torch.finfo(y.dtype).tiny)).clamp_(max=1)
         C = correlation(y)  # (n, n)
         self_similarity = kernel.diag(W)  # (n,)
         gradients = Gradients(
@@ -231,16 +222,16 @@ def hebbian_step(
 
 
 def align_signs(W: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Flip ``w_i`` and ``y_i`` by the sign of the mean of ``y_i``: what an odd kernel leaves free.
+    """Flip ``w_i`` and ``y_i`` so that the mean of ``y_i`` is positive, for histograms and figures.
 
-    Use it before a histogram or figure, for odd kernels only: ``f(-w, x) = -f(w, x)``.
+    Only for odd kernels, ``f(-w, x) = -f(w, x)``, where the sign of a neuron is arbitrary.
 
     Args:
         W: Landmarks (n, m).
         y: Responses (samples, n).
 
     Returns:
-        Both, flipped; a neuron whose mean is exactly 0 stays as it is.
+        Flipped W and y. A neuron with a mean of exactly 0 is not flipped.
 
     Example:
         >>> align_signs(torch.tensor([[1.0], [1.0]]), torch.tensor([[2.0, -3.0]]))
@@ -252,12 +243,12 @@ def align_signs(W: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def linearised_responses(x: Tensor, y: Tensor, ridge: float = 0.1) -> Tensor:
-    """The linear filter that comes closest to each neuron: ``s_i = (ridge I + <x x^T>)^-1 <y_i x>``.
+    """Linear filter that best predicts each neuron: ``s_i = (ridge I + <x x^T>)^-1 <y_i x>``.
 
     Args:
         x: Inputs (samples, m).
         y: Responses (samples, n).
-        ridge: The paper's 0.1.
+        ridge: Ridge of the regression. Default: 0.1, as in the paper.
 
     Returns:
         Filters (n, m).

@@ -1,4 +1,4 @@
-"""Where the landmarks W start."""
+"""Initial values of the landmarks W."""
 
 import math
 from typing import Protocol
@@ -10,7 +10,7 @@ from ksm_lightning.kernels import Kernel
 
 
 class Initialiser(Protocol):
-    """Anything that makes a first ``W`` (num_neurons, in_features) for a kernel."""
+    """Callable that returns an initial ``W`` (num_neurons, in_features) for a kernel."""
 
     def __call__(
         self, kernel: Kernel, num_neurons: int, in_features: int, generator: torch.Generator | None
@@ -18,10 +18,10 @@ class Initialiser(Protocol):
 
 
 class NormalInit:
-    """The paper's start: every entry of W from ``scale * N(0, 1)``.
+    """The paper's initialisation: every entry of W is drawn from ``scale * N(0, 1)``.
 
     Args:
-        scale: Standard deviation, positive. The paper has 1; 0.5 keeps more neurons near centred data.
+        scale: Standard deviation, positive. Default: 1, as in the paper. 0.5 keeps more neurons near centred data.
 
     Raises:
         ValueError: If ``scale`` is not positive and finite.
@@ -29,7 +29,7 @@ class NormalInit:
 
     def __init__(self, scale: float = 1.0) -> None:
         if not (math.isfinite(scale) and scale > 0):
-            raise ValueError(f"The scale of a normal start must be positive and finite, got {scale}.")
+            raise ValueError(f"The scale of a normal initialisation must be positive and finite, got {scale}.")
         self.scale = scale
 
     def __call__(self, kernel: Kernel, num_neurons: int, in_features: int, generator: torch.Generator | None) -> Tensor:
@@ -37,10 +37,10 @@ class NormalInit:
 
 
 class DataInit:
-    """Start at data points that :func:`kernel_kmeans_plus_plus` draws: no neuron is far from the data.
+    """Initialise W at data points chosen by :func:`kernel_kmeans_plus_plus`, so that every neuron is near the data.
 
     Args:
-        points: Points to draw from (samples, m).
+        points: Candidates (samples, m).
     """
 
     def __init__(self, points: Tensor) -> None:
@@ -49,7 +49,7 @@ class DataInit:
     def __call__(self, kernel: Kernel, num_neurons: int, in_features: int, generator: torch.Generator | None) -> Tensor:
         if self.points.dim() != 2 or self.points.shape[1] != in_features or len(self.points) == 0:
             raise ValueError(
-                f"A start at data points needs points of shape (samples, {in_features}), "
+                f"Initialisation at data points needs points of shape (samples, {in_features}), "
                 f"got {tuple(self.points.shape)}."
             )
         chosen = kernel_kmeans_plus_plus(kernel, self.points, num_neurons, generator=generator)
@@ -59,17 +59,17 @@ class DataInit:
 def kernel_kmeans_plus_plus(
     kernel: Kernel, points: Tensor, count: int, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Indices (count,) of points spread out in the kernel's feature space.
+    """Draw indices (count,) of points that are spread out in the kernel's feature space.
 
-    Each next point is drawn with probability proportional to its squared distance to the nearest one drawn so far,
-    ``|phi(x) - phi(c)|^2 = f(x,x) + f(c,c) - 2 f(x,c)``. When the points drawn explain all others (fewer distinct
-    points than ``count``), the rest is drawn uniformly.
+    Each point is drawn with probability proportional to its squared distance to the nearest point already drawn,
+    ``|phi(x) - phi(c)|^2 = f(x,x) + f(c,c) - 2 f(x,c)``. When all distances are 0 (fewer distinct points than
+    ``count``), the remaining points are drawn uniformly.
 
     Args:
         kernel: The similarity.
         points: Candidates (samples, m).
-        count: How many to draw.
-        generator: Source of randomness, on the CPU; the global one unless given.
+        count: Number of points to draw.
+        generator: CPU random generator. Default: the global one.
     """
     self_similarity = kernel.diag(points).double()  # (samples,)
     draws = torch.rand(count, dtype=torch.float64, generator=generator).to(points.device)
@@ -79,14 +79,14 @@ def kernel_kmeans_plus_plus(
     chosen: list[Tensor] = []
     for draw in torch.split(draws, 1):
         cumulative = weights.cumsum(0)
-        # One index in a vector: a scalar would be asked of the device each time.
+        # Keep the index as a vector of length 1: a Python scalar would need a host sync in every iteration.
         index = torch.searchsorted(cumulative, draw * cumulative[-1], right=True).clamp_(max=len(points) - 1)  # (1,)
         chosen.append(index)
         similarity = kernel(points, points[index])[:, 0].double()
         distance = (self_similarity + self_similarity[index] - 2 * similarity).clamp_(min=0)
         nearest = torch.minimum(nearest, distance)
         nearest = nearest.index_fill(0, index, 0.0)
-        # Rounding leaves a distance of about eps f between equal points; it must not be taken for a spread.
+        # Equal points have a computed distance of about eps f, which must not count as a distance.
         resolved = nearest > 1e-6 * self_similarity.max()
         weights = torch.where(resolved.any(), torch.where(resolved, nearest, 0.0), uniform)
     return torch.cat(chosen)

@@ -1,4 +1,4 @@
-"""The network itself, a plain ``nn.Module``: W, q, L and a kernel."""
+"""The network as an ``nn.Module``: W, q, L and a kernel."""
 
 import math
 from typing import Literal
@@ -14,22 +14,22 @@ Solver = Literal["closed_form", "dynamics"]
 
 
 class KSMNetwork(nn.Module):
-    """Maps x to y so that ``y_s . y_t`` approximates ``f(x_s, x_t)``: ``y = (L + ridge I)^-1 (q * f(x, W))``.
+    """Maps x to ``y = (L + ridge I)^-1 (q * f(x, W))``, so that ``y_s . y_t`` approximates ``f(x_s, x_t)``.
 
-    Its parameters learn by the local rules of :mod:`ksm_lightning.network.functional`, never by back-propagation.
+    The parameters are learned by local rules (:mod:`ksm_lightning.learning`), not by back-propagation.
 
     Args:
         kernel: The similarity to match.
-        in_features: Input features m.
-        num_neurons: Neurons n, the dimension of y.
-        ridge: The paper's lambda, positive; it keeps the responses finite.
-        init: Where W starts; the paper's ``N(0, 1)`` unless given.
-        solver: ``"closed_form"`` solves for y with one Cholesky factorisation; ``"dynamics"`` lets the recurrent
-            network settle, slowly.
-        generator: Source of randomness for ``init``, on the CPU; the global one unless given.
+        in_features: Number of input features m.
+        num_neurons: Number of neurons n, the dimension of y.
+        ridge: The paper's lambda, positive. It keeps the responses finite.
+        init: Initialisation of W. Default: the paper's ``N(0, 1)``.
+        solver: ``"closed_form"`` solves for y with a Cholesky factorisation. ``"dynamics"`` integrates the recurrent
+            dynamics, which is much slower.
+        generator: CPU random generator for ``init``. Default: the global one.
 
     Raises:
-        ValueError: If a size, the ridge or the solver is impossible.
+        ValueError: If a size, the ridge or the solver is not allowed.
 
     Example:
         >>> from ksm_lightning.kernels import GaussianKernel
@@ -66,37 +66,45 @@ class KSMNetwork(nn.Module):
 
     @property
     def in_features(self) -> int:
-        """Input features m."""
+        """Number of input features m."""
         return self.W.shape[1]
 
     @property
     def num_neurons(self) -> int:
-        """Neurons n."""
+        """Number of neurons n."""
         return self.W.shape[0]
 
     def check_input(self, x: Tensor) -> None:
-        """Refuse what is not a batch of this network's inputs.
+        """Check the shape of a batch.
 
         Raises:
-            ValueError: If ``x`` is not of shape (batch, in_features).
+            ValueError: If the shape of ``x`` is not (batch, in_features).
         """
         if x.dim() != 2 or x.shape[1] != self.in_features:
             raise ValueError(f"The network takes inputs of shape (batch, {self.in_features}), got {tuple(x.shape)}.")
 
     def drive(self, x: Tensor) -> Tensor:
-        """Feedforward drive ``q * f(x, W)``: ``x`` (batch, m) gives (batch, n)."""
+        """Feedforward drive ``q * f(x, W)`` (batch, n) of inputs ``x`` (batch, m)."""
         self.check_input(x)
         drive: Tensor = self.q * self.kernel(x, self.W)
         return drive
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """Responses y to inputs: ``x`` (batch, m) gives (batch, n)."""
+        """Responses y (batch, n) to inputs ``x`` (batch, m)."""
         with full_precision(x.device):
             drive = self.drive(x)
             if self.solver == "dynamics":
-                return functional.settle(drive, self.L, self.ridge).y
+                return functional.run_dynamics(drive, self.L, self.ridge).y
             return functional.responses(drive, self.L, self.ridge)
+
+    @torch.no_grad()
+    def energy_of(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Mean energy of inputs (batch, m); float64. Responses ``y`` (batch, n) are computed if they are not given."""
+        with full_precision(x.device):
+            k = self.kernel(x, self.W)
+            y = functional.responses(self.q * k, self.L, self.ridge) if y is None else y
+            return functional.energy_terms(k, y, self.kernel.diag(self.W), self.q, self.L, self.ridge).total
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, num_neurons={self.num_neurons}, ridge={self.ridge}"

@@ -1,4 +1,4 @@
-"""A run as one page: what is measured, the pictures, and the HTML that shows both."""
+"""The HTML report of a run: measurements, pictures and the page."""
 
 from ksm_lightning.report.measure import Report, load, measure
 from ksm_lightning.report.page import render

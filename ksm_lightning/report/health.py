@@ -1,4 +1,4 @@
-"""What can be measured of a trained network at work, and of its kernel on the data."""
+"""Measurements of a trained network on points, and of its kernel on the data."""
 
 from typing import NamedTuple
 
@@ -10,35 +10,35 @@ from ksm_lightning.learning.relocation import find_moves
 from ksm_lightning.network.ksm_network import KSMNetwork
 
 SILENT = 0.01
-"""A neuron below this part of the mean activity does nothing; the adaptive schedule draws the same line for what a
-landmark explains before it moves it."""
+"""A neuron below this fraction of the mean activity is silent. The adaptive schedule uses the same threshold for idle
+landmarks."""
 
 
 class Health(NamedTuple):
-    """A network at work on points."""
+    """The state of a trained network on points."""
 
     is_finite: bool
-    """Whether parameters and responses are; the other numbers mean nothing where they are not."""
+    """Whether parameters and responses are finite. If not, the other values have no meaning."""
     silent: int = 0
-    """Neurons whose mean squared response is below a hundredth of the mean over neurons."""
+    """Number of neurons whose mean squared response is below 1 % of the mean over neurons."""
     idle: int = 0
-    """Landmarks that would explain more at another place; counted up to a quarter of them."""
+    """Number of landmarks that would reduce the error more at another position; at most a quarter is counted."""
     smallest: float = 1.0
     """Smallest eigenvalue of L."""
     largest: float = 1.0
     """Largest eigenvalue of L."""
     precision: float = torch.finfo(torch.float32).eps
-    """Rounding of the dtype that responses are computed in."""
+    """Machine epsilon of the dtype of the responses."""
 
 
 @torch.no_grad()
 def examine(network: KSMNetwork, x: Tensor, y: Tensor) -> Health:
-    """Measure a network at work.
+    """Measure the state of a network.
 
     Args:
         network: The trained network.
-        x: A sample of the data (samples, m), ideally several times as many as neurons.
-        y: The network's responses to it (samples, n).
+        x: A sample of the data (samples, m), ideally several times more than neurons.
+        y: The network's responses (samples, n) to it.
     """
     if not all(bool(value.isfinite().all()) for value in (*network.parameters(), y)):
         return Health(is_finite=False)
@@ -56,19 +56,19 @@ def examine(network: KSMNetwork, x: Tensor, y: Tensor) -> Health:
 
 
 class Similarity(NamedTuple):
-    """How alike two different points are, with ``f(x, x)`` as 1."""
+    """Similarity of two different points, normalised so that ``f(x, x)`` is 1."""
 
     mean: float
     mean_square: float
     distance: float
-    """Median distance of two points."""
+    """Median distance between two points."""
 
 
 @torch.no_grad()
 def compare_points(kernel: Kernel, x: Tensor) -> Similarity:
-    """Measure the kernel on pairs of different points out of ``x`` (samples, m), at least two."""
+    """Measure the kernel on all pairs of different points of ``x`` (samples, m), at least two points."""
     x = x.double()
     length = kernel.diag(x).clamp(min=torch.finfo(torch.float64).tiny).sqrt()
     above = torch.triu_indices(len(x), len(x), offset=1, device=x.device)
-    alike = (kernel(x, x) / length / length[:, None])[above[0], above[1]]
-    return Similarity(float(alike.mean()), float(alike.square().mean()), float(torch.nn.functional.pdist(x).median()))
+    pairs = (kernel(x, x) / length / length[:, None])[above[0], above[1]]
+    return Similarity(float(pairs.mean()), float(pairs.square().mean()), float(torch.nn.functional.pdist(x).median()))

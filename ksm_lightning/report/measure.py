@@ -1,6 +1,6 @@
-"""Everything that the page of a run shows, measured anew from its checkpoint and data."""
+"""Measurements for the report of a run, computed from its checkpoint and data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -8,38 +8,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ksm_lightning.baselines import KernelPCA, Nystroem
-from ksm_lightning.baselines.kernel_pca import Solver
-from ksm_lightning.callbacks.run_figures import figure_data
+from ksm_lightning.baselines.comparison import OnStep
+from ksm_lightning.baselines.kernel_pca import KernelPCA, Solver
+from ksm_lightning.baselines.methods import METHODS, READOUT_METHODS, NetworkOptions
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.evaluation.linear_probe import Probe, linear_probe
+from ksm_lightning.evaluation.portrait import portrait_arrays
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.kernels.pairs import random_subset
-from ksm_lightning.learning.train import sample_size
+from ksm_lightning.learning import sample_size
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.functional import align_signs, linearised_responses
-from ksm_lightning.network.readout import READOUTS, make_encoder
+from ksm_lightning.network.readout import READOUTS, Encoder, make_encoder
 from ksm_lightning.report.diagnosis import Errors, Evidence, Finding, diagnose
 from ksm_lightning.report.health import Health, compare_points, examine
 from ksm_lightning.report.pictures import PAIRED, Picture, draw_curves, draw_network, draw_ranking
-from ksm_lightning.runs.finished_run import Run, Series
+from ksm_lightning.runs import metric_names
+from ksm_lightning.runs.finished_run import FinishedRun, Series
 
-# Kernel PCA decomposes the whole matrix up to so many points, 20 s of one core; beyond that it is randomised.
+# Kernel PCA is exact up to this number of points, which takes 20 s on one core, and randomised beyond.
 _EXACT_UP_TO = 4000
-# Points that Nystroem chooses its landmarks from: KMeans on more takes minutes at n = 800.
+# Points that Nystroem selects landmarks from. KMeans on more points takes minutes at n = 800.
 _FIT_POINTS = 10_000
 _SEEDS = range(3)
 _DRAWN_POINTS, _DRAWN_PAIRS, _COMPARED_POINTS = 1600, 500, 1000
 _LABELS_PER_CLASS = (1, 10, 100, 1000)
-# Draws of labelled samples; a thousand of a class differ little from another thousand, and take long.
+# Number of draws of labelled samples. From 1,000 labels per class on, draws hardly differ and take long.
 _DRAWS, _DRAWS_OF_MANY, _MANY = 5, 1, 1000
-_NAMES = {"neural": "ksm", "nystroem": "ksm_nystroem", "least_squares": "ksm_least_squares"}
-
-Reader = Callable[[Tensor], Tensor]
-Watch = Callable[[str], object]
-SECTIONS = 6
-"""How often :func:`measure` says what it is about to do."""
+_OTHER_METHODS = ("nystroem_uniform", "nystroem_kmeans")
+_STEPS = ("network", "errors of other methods", "linear probes", "pictures", "diagnosis", "page")
 
 
 class Probes(NamedTuple):
@@ -47,35 +45,35 @@ class Probes(NamedTuple):
 
     labels_per_class: list[int]
     found: dict[str, list[Probe]]
-    """One for each number of labels, by what was probed: x, or the name of a readout."""
+    """One probe per number of labels, by probed features: ``x`` or the name of a readout."""
     is_test_learned: bool
-    """Whether the representation has seen the test points in training, without their labels."""
+    """Whether the network was also trained on the test points, without their labels."""
     has_test_points: bool
-    """Whether there are test points at all; else the points that selected the penalty are reported on."""
+    """Whether test points exist. Otherwise the accuracy is that of the validation labels."""
 
     @property
     def typical(self) -> int:
-        """The place of 100 labels a class, or of the most there are."""
-        return max(place for place, labels in enumerate(self.labels_per_class) if labels <= 100)
+        """Index of 100 labels per class, or of the largest number below."""
+        return max(index for index, labels in enumerate(self.labels_per_class) if labels <= 100)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the page shows.
+    """The content of the page.
 
     Args:
         run: The run.
-        model: Its network.
-        data_name: What the data is called.
-        points: Training points.
-        scored: Points that errors are taken over.
+        model: The trained module.
+        data_name: Name of the data.
+        points: Number of training points.
+        scored: Number of points in the kernel errors.
         findings: The diagnosis.
-        errors: The kernel's NRMSE by method, one for each seed; empty where the network is not finite.
+        errors: Kernel errors by method, one per seed; empty if the network is not finite.
         probes: Accuracies of linear probes; None without labels.
-        pictures: All pictures, by the section that they belong to.
+        pictures: Pictures by section of the page.
     """
 
-    run: Run
+    run: FinishedRun
     model: KernelSimilarityMatching
     data_name: str
     points: int
@@ -87,16 +85,16 @@ class Report:
 
     @property
     def updates(self) -> int:
-        """Updates that were made."""
+        """Number of updates made."""
         return int(self.run.checkpoint["global_step"])
 
 
-def load(run: Run, device: str) -> tuple[KernelSimilarityMatching, KSMDataModule]:
-    """The network of a run on a device, and its data.
+def load(run: FinishedRun, device: str) -> tuple[KernelSimilarityMatching, KSMDataModule]:
+    """Load the network of a run on a device, and its data.
 
     Raises:
-        FileNotFoundError: If the checkpoint or the data is gone.
-        ValueError: If a file is damaged, or data and network do not fit.
+        FileNotFoundError: If the checkpoint or the data is missing.
+        ValueError: If a file is damaged, or the data does not match the network.
     """
     model = KernelSimilarityMatching.load_from_checkpoint(run.existing_checkpoint(), device)
     data = run.data()
@@ -105,30 +103,34 @@ def load(run: Run, device: str) -> tuple[KernelSimilarityMatching, KSMDataModule
         data.setup()
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"The data of the run is gone: {str(error).rstrip('.')}. Put it back; a relative path starts at the folder "
-            "that `ksm` is called in."
+            f"The data of the run is missing: {str(error).rstrip('.')}. Restore the file; relative paths start at the "
+            "current folder."
         ) from error
     model.network.check_input(data.train_points.slice(0, 1))
     return model, data
 
 
 def measure(
-    run: Run,
+    run: FinishedRun,
     model: KernelSimilarityMatching,
     data: KSMDataModule,
     max_points: int,
-    watch: Watch = lambda text: None,
+    on_step: OnStep = lambda text, done, total: None,
 ) -> Report:
     """Measure a run.
 
     Args:
         run: The run.
-        model: Its network, on the device to compute on.
+        model: Its module, on the device to compute on.
         data: Its data, loaded.
-        max_points: Points that errors are taken over, at most; kernel PCA takes the cube of their number.
-        watch: Told what is about to be done.
+        max_points: Maximum number of points in the kernel errors. The time of kernel PCA grows with its cube.
+        on_step: Called at the start of each step with a description, the steps done and the number of steps.
     """
-    watch("network")
+
+    def start(step: str) -> None:
+        on_step(step, _STEPS.index(step), len(_STEPS))
+
+    start("network")
     points = data.train_points
     x = points.take(random_subset(len(points), max_points)).to(model.network.W)
     y = model(x)
@@ -137,25 +139,25 @@ def measure(
     errors: dict[str, list[float]] = {}
     probes, pictures = None, {"curves": draw_curves(curves, model.schedule.phase_ends)}
     if health.is_finite:
-        readers: dict[str, Reader] = {
+        encoders: dict[str, Encoder] = {
             name: make_encoder(model.network, name, _like(x, data.readout_sample(name))) for name in READOUTS
         }
-        watch("errors of other methods")
+        start("errors of other methods")
         pool = points.take(random_subset(len(points), _FIT_POINTS, seed=1)).to(x)
-        errors = compare_methods(model.network.kernel, x, pool, {name: read(x) for name, read in readers.items()})
-        watch("linear probes")
-        probes = probe(data, readers, x)
-        watch("pictures")
-        drawn = figure_data(model, x[_spread(len(x), _DRAWN_POINTS)])
-        if data.image_shape is not None:  # filters of many pixels are noise unless many points are seen
-            drawn["linearised"] = _linearised(model, pool)
-        drawn_readers = {name: readers[name] for name in PAIRED}
-        pairs = figure_pairs(model.network.kernel, x[_spread(len(x), _DRAWN_PAIRS)], drawn_readers)
-        pictures |= draw_network(drawn, pairs, model.network.kernel, data.image_shape)
+        errors = compare_methods(model.network.kernel, x, pool, {name: encode(x) for name, encode in encoders.items()})
+        start("linear probes")
+        probes = probe(data, encoders, x)
+        start("pictures")
+        arrays = portrait_arrays(model.network, x[_spread(len(x), _DRAWN_POINTS)])
+        if data.image_shape is not None:  # filters of many pixels need many points
+            arrays["linearised"] = _linearised(model, pool)
+        paired = {name: encoders[name] for name in PAIRED}
+        pairs = paired_similarities(model.network.kernel, x[_spread(len(x), _DRAWN_PAIRS)], paired)
+        pictures |= draw_network(arrays, pairs, model.network.kernel, data.image_shape)
         pictures["comparison"] = draw_ranking(errors)
-    watch("diagnosis")
-    findings = diagnose(_evidence(run, model, health, errors, curves.get("train/energy"), x))
-    watch("page")
+    start("diagnosis")
+    findings = diagnose(_evidence(run, model, health, errors, curves.get(metric_names.TRAIN_ENERGY), x))
+    start("page")
     name = type(data).__name__.removesuffix("DataModule")
     return Report(run, model, name, len(points), len(x), findings, errors, probes, pictures)
 
@@ -165,7 +167,7 @@ def _like(x: Tensor, sample: Tensor | None) -> Tensor | None:
 
 
 def _spread(count: int, most: int) -> slice:
-    """At most ``most`` of ``count`` points, evenly spread."""
+    """A slice of at most ``most`` of ``count`` points, evenly spaced."""
     return slice(None, None, -(-count // most))
 
 
@@ -176,44 +178,44 @@ def _linearised(model: KernelSimilarityMatching, x: Tensor) -> np.ndarray:
     return linearised_responses(x, y).cpu().numpy()
 
 
-def figure_pairs(kernel: Kernel, x: Tensor, readers: Mapping[str, Reader]) -> dict[str, np.ndarray]:
+def paired_similarities(kernel: Kernel, x: Tensor, encoders: Mapping[str, Encoder]) -> dict[str, np.ndarray]:
     """Similarities (samples, samples) of points: of the inputs as ``f``, and of each readout by its name."""
-    features = {name: read(x) for name, read in readers.items()}
+    features = {name: encode(x) for name, encode in encoders.items()}
     similarities = {"f": kernel(x, x), **{name: y @ y.mT for name, y in features.items()}}
     return {name: value.cpu().numpy() for name, value in similarities.items()}
 
 
 def compare_methods(kernel: Kernel, x: Tensor, pool: Tensor, features: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """The kernel's NRMSE of the network's readouts and of other methods with as many features, one for each seed.
+    """Kernel errors of the network's readouts and of other methods with the same number of features, one per seed.
 
     Args:
         kernel: The similarity.
-        x: Points (samples, m) that all are scored on; kernel PCA is fitted to them, and so is the optimum for them.
-        pool: Points (samples, m) that Nystroem chooses its landmarks from.
-        features: Features (samples, n) of ``x`` by the name of the readout.
+        x: Points (samples, m) to score. Kernel PCA is fitted to them, for which it is optimal.
+        pool: Points (samples, m) that Nystroem selects landmarks from.
+        features: Features (samples, n) of ``x`` by readout.
     """
     n = next(iter(features.values())).shape[1]
     solver: Solver = "exact" if len(x) <= _EXACT_UP_TO else "randomised"
-    scored = [(_NAMES[name], y) for name, y in features.items()]
-    # With more neurons than points every point is a feature, and nothing is left to be wrong.
+    scored = [(READOUT_METHODS[readout].name, y) for readout, y in features.items()]
+    # With more neurons than points, one feature per point is exact.
     scored.append(("kernel_pca", KernelPCA(kernel, min(n, len(x)), solver=solver).fit_transform(x)))
-    for landmarks in ("uniform", "kmeans"):
+    for name in _OTHER_METHODS:
         for seed in _SEEDS:
-            method = Nystroem(kernel, min(n, len(pool)), landmarks=landmarks, seed=seed)
-            scored.append((f"nystroem_{landmarks}", method.fit(pool).transform(x)))
+            method = METHODS[name].make(kernel, min(n, len(pool)), seed, NetworkOptions())
+            scored.append((name, method.fit(pool).transform(x)))
     errors: dict[str, list[float]] = {}
     for (name, _), error in zip(scored, kernel_nrmse(kernel, x, *(y for _, y in scored)).tolist(), strict=True):
         errors.setdefault(name, []).append(error)
     return errors
 
 
-def probe(data: KSMDataModule, readers: Mapping[str, Reader], like: Tensor) -> Probes | None:
-    """Linear probes on the inputs and on every readout, with few and many labels a class; None without labels.
+def probe(data: KSMDataModule, encoders: Mapping[str, Encoder], like: Tensor) -> Probes | None:
+    """Linear probes of the inputs and of every readout for several numbers of labels; None without labels.
 
     Args:
         data: The data, loaded.
-        readers: Functions from inputs to features, by the name of the readout.
-        like: A tensor of the device and dtype to compute in.
+        encoders: Functions from inputs to features, by readout.
+        like: A tensor with the device and dtype to compute in.
     """
     sets = data.probe_sets()
     if sets is None:
@@ -222,7 +224,7 @@ def probe(data: KSMDataModule, readers: Mapping[str, Reader], like: Tensor) -> P
     smallest = int(torch.unique(train[1], return_counts=True)[1].min())
     most = min(smallest, _LABELS_PER_CLASS[-1])
     counts = sorted({*(count for count in _LABELS_PER_CLASS if count <= most), most})
-    encoders: dict[str, Reader] = {"x": lambda x: x, **readers}
+    probed: dict[str, Encoder] = {"x": lambda x: x, **encoders}
     found = {
         name: [
             linear_probe(
@@ -231,14 +233,14 @@ def probe(data: KSMDataModule, readers: Mapping[str, Reader], like: Tensor) -> P
             )
             for count in counts
         ]
-        for name, encode in encoders.items()
+        for name, encode in probed.items()
     }  # fmt: skip
     has_test_points = data.test_points is not None and data.test_labels is not None
     return Probes(counts, found, bool(getattr(data, "include_test", False)), has_test_points)
 
 
 def _evidence(
-    run: Run,
+    run: FinishedRun,
     model: KernelSimilarityMatching,
     health: Health,
     errors: Mapping[str, Sequence[float]],
@@ -259,6 +261,6 @@ def _evidence(
         planned=schedule.total_updates,
         is_adaptive=schedule.is_natural,
         starts_at_data=model.hparams["init"] == "data",
-        rate_factor=run.checkpoint["ksm_lightning"]["rate_factor"],
+        rate_factor=model.learner.rate_factor,
         sigma=network.kernel.params().get("sigma"),
     )

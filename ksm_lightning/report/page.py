@@ -1,4 +1,4 @@
-"""The HTML of a report: one file that needs no network, no script and no font, for phones and dark rooms too."""
+"""The HTML of a report: one file without scripts or external resources, for desktops and phones."""
 
 import base64
 import re
@@ -8,29 +8,29 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
-from ksm_lightning.baselines.tables import METHODS
+from ksm_lightning.baselines.methods import METHODS, READOUT_METHODS
 from ksm_lightning.report.diagnosis import Finding
 from ksm_lightning.report.measure import Probes, Report
 from ksm_lightning.report.pictures import Picture
 from ksm_lightning.report.style import STYLE
 
 MARK = b"Made by ksm report"
-"""By which a page is known for a report."""
+"""A file that contains this is a report, and may be replaced."""
 _WORDS = {"error": "Error", "warning": "Warning", "advice": "Advice"}
-# A cell of so much text is broken into lines.
+# Long cells are wrapped.
 _WIDE = ' class="wide"'
-# An option of `ksm`, or a whole command of it.
+# An option of `ksm`, or a whole `ksm` command.
 _COMMAND = re.compile(r"(ksm \w+(?: --\S+)+|--[a-z_]+(?:\.[a-z_]+)*(?:=[^\s,;)]*[^\s,;.)])?)")
 
 
 def render(report: Report) -> str:
-    """The whole page, in ASCII: no encoding can spoil it."""
+    """The page in ASCII, which every encoding displays correctly."""
     sections = {
         "Summary": _summary(report),
         "What to try next": findings_list(report.findings),
         "Energy and errors": _pictures(report, "curves")
-        or "<p>The run folder holds no TensorBoard events, so that the way to here cannot be drawn.</p>",
-        "Features": _pictures(report, "features"),
+        or "<p>The run folder contains no TensorBoard events, so there are no training curves.</p>",
+        "Landmarks": _pictures(report, "landmarks"),
         "Similarities and responses": _pictures(report, "similarities"),
         "Linear probe": _probes(report.probes) if report.errors else "",
         "Other methods": _comparison(report),
@@ -75,7 +75,7 @@ def _title(report: Report) -> str:
 def _in_words(report: Report) -> str:
     network = report.model.network
     return (
-        f"{network.num_neurons:,} neurons with {network.kernel} on {report.data_name}: {report.points:,} points of "
+        f"{network.num_neurons:,} neurons with {network.kernel} on {report.data_name}: {report.points:,} points with "
         f"{network.in_features:,} features."
     )
 
@@ -87,24 +87,24 @@ def _origin(report: Report) -> str:
 
 
 def number(value: float, like: float | None = None) -> str:
-    """An error for people: four decimals, or two digits where these would be zeros; its deviation is ``like`` it."""
+    """Format an error: four decimals, or two significant digits if it (or ``like``) is below 0.001."""
     size = abs(value if like is None else like)
     return f"{value:.4f}" if size >= 1e-3 or size == 0 else f"{value:.1e}"
 
 
 def percent(value: float) -> str:
-    """A share for people."""
+    """Format a fraction as a percentage."""
     return f"{100 * value:.1f} %"
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], own: Iterable[str] = ()) -> str:
-    """A table in a container that scrolls by itself; the first cell of a row is its name, and ``own`` rows are bold.
+    """A table in a scrollable container. The first cell of a row is its name.
 
     Args:
-        caption: What it is a table of.
+        caption: Caption of the table.
         head: Names of the columns.
-        rows: Text of the cells, escaped here.
-        own: Names of rows to make bold.
+        rows: Texts of the cells; they are escaped.
+        own: Names of the rows in bold.
     """
     names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     lines = []
@@ -121,12 +121,12 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], own:
 
 
 def findings_list(findings: Sequence[Finding]) -> str:
-    """The diagnosis as a list, or a sentence where nothing is wrong."""
+    """The diagnosis as a list, or a sentence if there are no findings."""
     if not findings:
         return (
-            '<ul class="findings"><li class="good"><h3>Nothing is wrong</h3><p>Looked for and not found: dead neurons, '
-            "an ill-conditioned L, an error at the floor of the bound, drawn landmarks that do better, an energy that "
-            "still falls, and a kernel that is too narrow or too wide.</p></li></ul>"
+            '<ul class="findings"><li class="good"><h3>No problems found</h3><p>Checked: dead neurons, idle landmarks, '
+            "the condition of L, the limit of the bound, randomly drawn landmarks, a decreasing energy, and the "
+            "kernel's width.</p></li></ul>"
         )
     items = "\n".join(
         f'<li class="{finding.severity}"><span class="mark">{_WORDS[finding.severity]}</span>'
@@ -158,18 +158,18 @@ def _figures(pictures: Sequence[Picture]) -> str:
 
 def _summary(report: Report) -> str:
     cards = {"neurons n": f"{report.model.network.num_neurons:,}", "updates": f"{report.updates:,}"}
-    for method, name in (("ksm", "neural"), ("ksm_nystroem", "nystroem"), ("ksm_least_squares", "least_squares")):
-        if method in report.errors:
-            cards[f"NRMSE, {name}"] = number(report.errors[method][0])
+    for readout, method in READOUT_METHODS.items():
+        if method.name in report.errors:
+            cards[f"NRMSE, {readout}"] = number(report.errors[method.name][0])
     if report.probes is not None:
-        place = report.probes.typical
-        labels = report.probes.labels_per_class[place]
-        accuracy = report.probes.found["neural"][place].accuracy
-        cards[f"linear probe, {labels:,} {'label' if labels == 1 else 'labels'} a class"] = percent(accuracy)
+        index = report.probes.typical
+        labels = report.probes.labels_per_class[index]
+        accuracy = report.probes.found["neural"][index].accuracy
+        cards[f"linear probe, {labels:,} {'label' if labels == 1 else 'labels'} per class"] = percent(accuracy)
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in cards.items())
     about = (
-        f"The NRMSE is ||F - YY\u1d40|| / ||F|| over all pairs of {report.scored:,} training points, for three "
-        "readouts of the same landmarks."
+        f"NRMSE: ||F - YY\u1d40|| / ||F|| over all pairs of {report.scored:,} training points, for three readouts of "
+        "the same landmarks."
     )
     return f'<dl class="cards">{items}</dl>\n<p class="small soft">{escape(about)}</p>\n'
 
@@ -183,16 +183,16 @@ def _probes(probes: Probes | None) -> str:
             percent(probe.accuracy) + (f" \u00b1 {100 * probe.deviation:.1f}" if probe.deviation else "")
             for probe in found
         ]
-        rows.append(["x, the points themselves" if name == "x" else name, *cells])
+        rows.append(["x, the inputs" if name == "x" else name, *cells])
     head = ["features", *(f"{labels:,} {'label' if labels == 1 else 'labels'}" for labels in probes.labels_per_class)]
     notes = [
-        "Accuracy of softmax regression by the number of labels a class, mean and deviation over draws of the labelled "
-        "points. The penalty is selected on validation labels and the accuracy is that of the test labels."
+        "Accuracy of softmax regression by number of labels per class: mean and standard deviation over random draws "
+        "of the labelled points. The penalty is selected on validation labels; the accuracy is on test labels."
     ]
     if not probes.has_test_points:
-        notes.append("The data has no labelled test points, so that the validation labels stand in for them.")
+        notes.append("The data has no labelled test points, so the accuracy is on validation labels.")
     elif probes.is_test_learned:
-        notes.append("The representation was trained on the test points too, without their labels.")
+        notes.append("The network was also trained on the test points, without their labels.")
     return table("Accuracy of linear probes", head, rows) + f'<p class="small soft">{escape(" ".join(notes))}</p>\n'
 
 
@@ -205,17 +205,18 @@ def _comparison(report: Report) -> str:
     for name in sorted(means, key=lambda name: means[name]):
         values = report.errors[name]
         spread = f" \u00b1 {number(statistics.pstdev(values), like=means[name])}" if len(values) > 1 else ""
-        rows.append([METHODS[name], number(means[name]) + spread, f"{means[name] / best:.3g}" if best > 0 else ""])
+        ratio = f"{means[name] / best:.3g}" if best > 0 else ""
+        rows.append([METHODS[name].label, number(means[name]) + spread, ratio])
     n = report.model.network.num_neurons
     caption = f"NRMSE over all pairs of {report.scored:,} training points with n = {n:,} features"
     note = (
-        "Kernel PCA is fitted to the very points that are scored: no features of this number have a lower error there. "
-        "Nystroem chooses its landmarks out of up to 10,000 training points, three times. Bold is this run."
+        "Kernel PCA is fitted to the scored points and is optimal for them: no other n features have a smaller error. "
+        "Nystroem selects its landmarks from up to 10,000 training points, with three seeds. This run is in bold."
     )
-    own = [METHODS[name] for name in ("ksm", "ksm_nystroem", "ksm_least_squares")]
+    own = [method.label for method in READOUT_METHODS.values()]
     return (
         _pictures(report, "comparison")
-        + table(caption, ["method", "NRMSE", "\u00f7 least"], rows, own)
+        + table(caption, ["method", "NRMSE", "\u00f7 smallest"], rows, own)
         + f'<p class="small soft">{escape(note)}</p>\n'
     )
 
@@ -224,13 +225,13 @@ def _configuration(report: Report) -> str:
     rows = [[name, value] for name, value in main_values(report).items()]
     text = escape(report.run.config_text)
     return (
-        table("The main values", ["name", "value"], rows)
-        + f"<details><summary>The whole configuration, config.yaml</summary>\n<pre>{text}</pre></details>\n"
+        table("Main options", ["option", "value"], rows)
+        + f"<details><summary>Full configuration (config.yaml)</summary>\n<pre>{text}</pre></details>\n"
     )
 
 
 def main_values(report: Report) -> dict[str, str]:
-    """What one asks first about a run, in words."""
+    """The main options of a run, as text."""
     hparams, schedule = report.model.hparams, report.model.schedule
     config, arguments = report.run.config, report.run.config["data"].get("init_args") or {}
     phases = " then ".join(_phase(phase) for phase in hparams["phases"] or [])
@@ -240,7 +241,7 @@ def main_values(report: Report) -> dict[str, str]:
         "kernel": str(report.model.kernel),
         "neurons n": f"{report.model.network.num_neurons:,}",
         "ridge": f"{report.model.network.ridge:.4g}",
-        "start of W": start,
+        "initial W": start,
         "schedule": f"adaptive, {schedule.total_updates:,} updates" if schedule.is_natural else phases,
         "updates made": f"{report.updates:,}",
         "exact L at the end": "yes" if hparams["consolidate"] else "no",

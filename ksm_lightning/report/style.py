@@ -1,4 +1,4 @@
-"""How a page looks: one column on a phone, dark where the reader prefers it, and nothing to load."""
+"""The style sheet of the report: responsive, with a dark mode, and without external resources."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2127; --soft: #5c6470; --line: #d9dde3; --page: #f5f6f8; --card: #ffffff;

@@ -1,4 +1,16 @@
-"""Reading a checkpoint without trusting it: nothing that the file names is imported or run."""
+"""Reading checkpoints safely: nothing that a file names is imported or run.
+
+A checkpoint is a Lightning checkpoint with tensors and plain values only:
+
+==================== ==================================================================================================
+``state_dict``       ``network.W`` (n, m), ``network.q`` (n,) and ``network.L`` (n, n)
+``hyper_parameters`` one value for each of ``HyperParameters.names()``
+``global_step``      updates done; the schedule and the batches are functions of it
+``ksm_lightning``    ``format``, the number :data:`FORMAT`; ``learner``, the ``rate_factor`` and the tracked ``inverse``
+                     (empty if none is tracked); ``preprocessing``, mean and scale of the training data, or None
+other keys           Lightning's own: loops, callbacks, and the state of the datamodule (the seed of the batches)
+==================== ==================================================================================================
+"""
 
 import math
 import pickle
@@ -8,36 +20,31 @@ from typing import Any
 
 import torch
 
-from ksm_lightning.kernels import make_kernel
+from ksm_lightning.learning.hyperparameters import HyperParameters
 from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.network.preprocessing import Preprocessing
-from ksm_lightning.learning.schedule import PhaseSchedule, make_schedule
 
-FORMAT = 2
-"""Number of the checkpoint's format; it changes whenever older files would be misread."""
-_HYPER_PARAMETERS = {
-    "num_neurons", "in_features", "kernel", "kernel_params", "ridge", "init", "init_scale", "solver", "updates",
-    "phases", "consolidate", "inverse", "acceleration",
-}  # fmt: skip
+FORMAT = 3
+"""Number of the format; it changes whenever older files would be misread."""
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint's content on the CPU, after checking that a model can be made of it.
+    """The content of a checkpoint on the CPU, after checking that a model can be made from it.
 
     Args:
-        path: A ``.ckpt`` file that ``ksm fit`` or ``Trainer.save_checkpoint`` wrote.
+        path: A ``.ckpt`` file written by ``ksm fit`` or ``Trainer.save_checkpoint``.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is damaged, holds more than tensors and plain values, was not written by this package, names a
-            kernel that is not registered, or contradicts itself.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it is damaged, holds more than tensors and plain values, was not written by this version of the
+            package, names a kernel that is not registered, or contradicts itself.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint {path}.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch remarks on odd pickles before it refuses them
+            warnings.simplefilter("ignore")  # torch warns about unusual pickles before it refuses them
             content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
@@ -50,59 +57,49 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def check_content(content: Any, path: str) -> None:
-    """Refuse what is no whole checkpoint of this version; ``path`` is what the sentence calls it.
+    """Check that this is the complete content of a checkpoint of this version.
+
+    Args:
+        content: The content of the file.
+        path: Name of the checkpoint in error messages.
 
     Raises:
         ValueError: If it is not.
     """
     keys = ("state_dict", "hyper_parameters")
     if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in keys):
-        raise ValueError(f"{path} is no checkpoint of ksm_lightning: it lacks {' and '.join(keys)}.")
-    hparams, state = content["hyper_parameters"], content["state_dict"]
+        raise ValueError(f"{path} is not a checkpoint of ksm_lightning: it needs {' and '.join(keys)}.")
     about = content.get("ksm_lightning")
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        found = about.get("format") if isinstance(about, dict) else None
+    version = about.get("format") if isinstance(about, dict) else None
+    if not isinstance(about, dict) or version != FORMAT:
         raise ValueError(
-            f"{path} was written by another version of ksm_lightning: its format is {found}, and this version reads "
+            f"{path} was written by another version of ksm_lightning: its format is {version}, and this version reads "
             f"{FORMAT}."
         )
-    if set(hparams) != _HYPER_PARAMETERS:
-        odd = sorted(set(hparams) ^ _HYPER_PARAMETERS)
-        raise ValueError(f"{path} was written by another version or model: its {', '.join(odd)} do not fit this one.")
-    if not isinstance(hparams["kernel"], str):
-        raise ValueError(f"{path} names no kernel.")
-    try:
-        kernel = make_kernel(hparams["kernel"], **(hparams["kernel_params"] or {}))
-        schedule = make_schedule(hparams["phases"], hparams["updates"])
-        for phase in schedule.phases if isinstance(schedule, PhaseSchedule) else ():
-            kernel.with_params(**phase.kernel_params)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"The checkpoint {path} cannot be used: {error}") from error
-    factor, ridge, update = about.get("rate_factor"), hparams["ridge"], content.get("global_step")
-    if not (isinstance(factor, float) and 0 < factor <= 1 and isinstance(ridge, float | int) and ridge > 0):
-        raise ValueError(f"{path} contradicts itself: its rate_factor is {factor} and its ridge {ridge}.")
+    hparams = _hyper_parameters(content, path)
+    update = content.get("global_step")
     if not isinstance(update, int) or update < 0:
-        raise ValueError(f"{path} does not say how many updates it has seen.")
-    n, m = hparams["num_neurons"], hparams["in_features"]
+        raise ValueError(f"{path} does not contain its number of updates.")
+    n, m = hparams.num_neurons, hparams.in_features
+    _check_learner(about.get("learner"), (n, n), path)
     preprocessing = preprocessing_of(content, path)
     if preprocessing is not None and preprocessing.in_features != m:
         raise ValueError(
-            f"The checkpoint {path} contradicts itself: its preprocessing is of {preprocessing.in_features} features, "
-            f"and the network takes {m}."
+            f"The checkpoint {path} contradicts itself: its preprocessing has {preprocessing.in_features} features, "
+            f"and the network has {m}."
         )
-    _check_tracked(about.get("tracked"), (n, n), path)
-    expected = {"network.W": (n, m), "network.q": (n,), "network.L": (n, n)}
-    for name, shape in expected.items():
-        found = tuple(state[name].shape) if isinstance(state.get(name), torch.Tensor) else None
+    for name, shape in {"network.W": (n, m), "network.q": (n,), "network.L": (n, n)}.items():
+        value = content["state_dict"].get(name)
+        found = tuple(value.shape) if isinstance(value, torch.Tensor) else None
         if found != shape:
             raise ValueError(f"The checkpoint {path} contradicts itself: {name} should be {shape} and is {found}.")
 
 
 def preprocessing_of(content: dict[str, Any], path: str = "The checkpoint") -> Preprocessing | None:
-    """What was done to the training data before the network saw it; None where that was not this package's business.
+    """The preprocessing of the training data; None if the data did not come from a datamodule of this package.
 
     Raises:
-        ValueError: If what the checkpoint says of it is damaged.
+        ValueError: If its description is damaged.
     """
     state = content["ksm_lightning"].get("preprocessing", {})
     if state is None:
@@ -114,29 +111,44 @@ def preprocessing_of(content: dict[str, Any], path: str = "The checkpoint") -> P
 
 
 def network_of(content: dict[str, Any]) -> KSMNetwork:
-    """The trained network of a checkpoint that was read, with the kernel of the phase it was saved in; on the CPU."""
-    hparams, state = content["hyper_parameters"], content["state_dict"]
-    kernel = make_kernel(hparams["kernel"], **hparams["kernel_params"])
-    schedule = make_schedule(hparams["phases"], hparams["updates"])
-    kernel = kernel.with_params(**schedule.kernel_params(content["global_step"]))
-    W = state["network.W"]
-    # Whoever loads a network does not want to find other random numbers afterwards.
-    own = torch.Generator()
-    network = KSMNetwork(
-        kernel, W.shape[1], W.shape[0], hparams["ridge"], solver=hparams["solver"], generator=own
-    ).to(W.dtype)  # fmt: skip
-    prefix = "network."  # whatever else a user's own module keeps is not the network's
-    weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    """The trained network of a checkpoint, on the CPU, with the kernel of the phase in which it was saved."""
+    hparams = HyperParameters(**content["hyper_parameters"])
+    prefix = "network."  # a module of the user may hold more
+    state = content["state_dict"].items()
+    weights = {name.removeprefix(prefix): value for name, value in state if name.startswith(prefix)}
+    # A generator of its own: loading a network must not change the global random state.
+    network = hparams.make_network(weights["W"].shape[1], generator=torch.Generator()).to(weights["W"].dtype)
+    network.kernel = network.kernel.with_params(**hparams.make_schedule().kernel_params(content["global_step"]))
     network.load_state_dict(weights)
     return network
 
 
-def _check_tracked(tracked: Any, shape: tuple[int, int], path: str) -> None:
-    """Refuse what is not the state of a tracked inverse; an empty one says that nothing is tracked."""
-    if tracked == {}:
+def _hyper_parameters(content: dict[str, Any], path: str) -> HyperParameters:
+    saved = content["hyper_parameters"]
+    differing = sorted(set(saved) ^ set(HyperParameters.names()))
+    if differing:
+        raise ValueError(f"{path} was written by another version or model: it differs in {', '.join(differing)}.")
+    try:
+        hparams = HyperParameters(**saved)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"The checkpoint {path} cannot be used: {error}") from error
+    if hparams.ridge is None or hparams.in_features is None:  # known after the first update
+        raise ValueError(
+            f"{path} contradicts itself: its ridge is {hparams.ridge} and its in_features {hparams.in_features}."
+        )
+    return hparams
+
+
+def _check_learner(state: Any, shape: tuple[int, int], path: str) -> None:
+    """Check the state of a :class:`~ksm_lightning.learning.Learner`; without a tracked inverse its part is empty."""
+    learner = state if isinstance(state, dict) else {}
+    factor, inverse = learner.get("rate_factor"), learner.get("inverse")
+    if not isinstance(factor, float) or not 0 < factor <= 1:
+        raise ValueError(f"{path} contradicts itself: its rate_factor is {factor}.")
+    if inverse == {}:
         return
-    numbers = [tracked.get(name) for name in ("ridge", "drift", "age")] if isinstance(tracked, dict) else [None]
-    is_whole = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
-    inverse = tracked.get("inverse") if isinstance(tracked, dict) else None
-    if not is_whole or not isinstance(inverse, torch.Tensor) or inverse.shape != shape:
+    inverse = inverse if isinstance(inverse, dict) else {}
+    values, tensor = [inverse.get(name) for name in ("ridge", "drift", "age")], inverse.get("inverse")
+    is_complete = all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+    if not is_complete or not isinstance(tensor, torch.Tensor) or tensor.shape != shape:
         raise ValueError(f"The checkpoint {path} contradicts itself: its tracked inverse does not fit the network.")

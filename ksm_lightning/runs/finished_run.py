@@ -1,4 +1,4 @@
-"""A finished run, read back from its folder: configuration, checkpoint, data and the curves that were logged."""
+"""A finished run, read from its folder: configuration, checkpoint, data and logged curves."""
 
 import argparse
 import logging
@@ -9,63 +9,63 @@ from typing import Any, NamedTuple, Self
 import jsonargparse
 import yaml
 
-from ksm_lightning.runs.checkpoint import preprocessing_of, read_checkpoint
 from ksm_lightning.data import KSMDataModule
+from ksm_lightning.runs.checkpoint import preprocessing_of, read_checkpoint
 
 _CONFIG, _CHECKPOINTS = "config.yaml", "checkpoints"
-_WANTED = "give one that `ksm fit` made, such as runs/half_moons/version_0"
+_ADVICE = "give a folder written by `ksm fit`, such as runs/half_moons/version_0"
 
 
 class Series(NamedTuple):
-    """One number as it was logged over the run."""
+    """The logged values of one metric."""
 
     steps: list[int]
-    """Updates made, ascending."""
+    """Numbers of updates done, ascending."""
     values: list[float]
-    """The number after each of them."""
+    """The value after each of them."""
 
 
-class Run:
-    """A folder that ``ksm fit`` made, ``runs/NAME/version_K``.
+class FinishedRun:
+    """A run folder written by ``ksm fit``, ``runs/NAME/version_K``.
 
     Args:
         folder: The run folder.
-        checkpoint_path: The checkpoint to read; ``checkpoints/last.ckpt`` of the folder unless given.
+        checkpoint_path: The checkpoint to read. Default: ``checkpoints/last.ckpt`` in the folder.
 
     Raises:
-        FileNotFoundError: If there is no such folder, or it is not that of a run.
+        FileNotFoundError: If the folder does not exist or is not a run folder.
     """
 
     def __init__(self, folder: str | Path, checkpoint_path: str | Path | None = None) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise FileNotFoundError(f"There is no run folder {folder}: {_WANTED}.")
+            raise FileNotFoundError(f"There is no run folder {folder}: {_ADVICE}.")
         if not (self.folder / _CONFIG).is_file():
-            raise FileNotFoundError(f"{folder} is no run folder, for it holds no {_CONFIG}: {_WANTED}.")
+            raise FileNotFoundError(f"{folder} is not a run folder, as it has no {_CONFIG}: {_ADVICE}.")
         self.checkpoint_path = Path(checkpoint_path or self.folder / _CHECKPOINTS / "last.ckpt")
 
     @classmethod
     def of_checkpoint(cls, path: str | Path) -> Self | None:
-        """The run that a checkpoint lies in, as ``RUN/checkpoints/NAME.ckpt``; None where it lies elsewhere."""
-        place = Path(path).absolute().parent
-        is_in_run = place.name == _CHECKPOINTS and (place.parent / _CONFIG).is_file()
-        return cls(place.parent, path) if is_in_run else None
+        """The run of a checkpoint ``RUN/checkpoints/NAME.ckpt``; None for a checkpoint outside of a run folder."""
+        folder = Path(path).absolute().parent
+        is_in_run = folder.name == _CHECKPOINTS and (folder.parent / _CONFIG).is_file()
+        return cls(folder.parent, path) if is_in_run else None
 
     @cached_property
     def config_text(self) -> str:
-        """The configuration as it stands in its file.
+        """The text of the configuration file.
 
         Raises:
-            ValueError: If the file is no text.
+            ValueError: If the file is not text.
         """
         try:
             return (self.folder / _CONFIG).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{self.folder / _CONFIG} is damaged: it is no text.") from error
+            raise ValueError(f"{self.folder / _CONFIG} is damaged: it is not text.") from error
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The whole configuration of the run, defaults included.
+        """The configuration of the run, including defaults.
 
         Raises:
             ValueError: If the file is damaged.
@@ -73,9 +73,9 @@ class Run:
         try:
             content = yaml.safe_load(self.config_text)
         except yaml.YAMLError as error:
-            raise ValueError(f"{self.folder / _CONFIG} is damaged: it is no valid YAML ({error}).") from error
+            raise ValueError(f"{self.folder / _CONFIG} is damaged: it is not valid YAML ({error}).") from error
         if not isinstance(content, dict) or not isinstance(content.get("data"), dict):
-            raise ValueError(f"{self.folder / _CONFIG} is damaged: it does not say what the data was.")
+            raise ValueError(f"{self.folder / _CONFIG} is damaged: its section `data` is missing.")
         return content
 
     @cached_property
@@ -83,8 +83,8 @@ class Run:
         """The checkpoint's content, on the CPU.
 
         Raises:
-            FileNotFoundError: If there is no such file.
-            ValueError: If it is damaged, or of another version.
+            FileNotFoundError: If the file does not exist.
+            ValueError: If it is damaged, or was written by another version.
         """
         return read_checkpoint(self.existing_checkpoint())
 
@@ -92,17 +92,17 @@ class Run:
         """The path of the checkpoint.
 
         Raises:
-            FileNotFoundError: If there is no such file.
+            FileNotFoundError: If the file does not exist.
         """
         if not self.checkpoint_path.is_file():
             raise FileNotFoundError(
                 f"There is no checkpoint {self.checkpoint_path}: the run was stopped before its first one, or the file "
-                "was moved; name another with --ckpt_path."
+                "was moved; choose another with --ckpt_path."
             )
         return self.checkpoint_path
 
     def data(self) -> KSMDataModule:
-        """The data of the run, not loaded yet, centred and scaled as in training and with the seed of its batches.
+        """The data of the run, not loaded yet, with the preprocessing and the batch seed of the training.
 
         Raises:
             ValueError: If the configuration does not describe any data.
@@ -119,19 +119,19 @@ class Run:
         preprocessing = preprocessing_of(self.checkpoint, str(self.checkpoint_path))
         if preprocessing is not None:
             data.use(preprocessing)
-        saved = self.checkpoint.get(type(data).__qualname__)  # Lightning keeps a datamodule's state under this name
+        saved = self.checkpoint.get(type(data).__qualname__)  # Lightning saves a datamodule's state under this key
         if isinstance(saved, dict) and isinstance(saved.get("seed"), int):
             data.seed = saved["seed"]
         return data
 
     def scalars(self) -> dict[str, Series]:
-        """Everything that was logged for TensorBoard as a number, by its tag; empty where nothing was.
+        """All logged scalars by their tag; empty if nothing was logged.
 
-        Where a run went back to a checkpoint and passed an update twice, the last time counts.
+        If a rollback repeated an update, the last value counts.
         """
-        from tensorboard.backend.event_processing import event_accumulator  # takes long to import
+        from tensorboard.backend.event_processing import event_accumulator  # slow to import
 
-        # A run that was killed leaves a last event that is cut off, which is nobody's concern here.
+        # Hides the warning about the incomplete last event of a killed run.
         logging.getLogger("tensorboard").setLevel(logging.ERROR)
         guidance = {event_accumulator.SCALARS: 0, event_accumulator.IMAGES: 1, event_accumulator.HISTOGRAMS: 1}
         events = event_accumulator.EventAccumulator(str(self.folder), size_guidance=guidance).Reload()

@@ -1,6 +1,7 @@
 """Run folders that never overwrite each other."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,42 +9,43 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary
 
+from ksm_lightning.private_apis import add_event
+
 
 class RunLogger(TensorBoardLogger):
-    """A TensorBoard logger whose folder, ``save_dir/name/version_K``, is made by the one run that owns it.
+    """A TensorBoard logger that creates its own folder, ``save_dir/name/version_K``.
 
-    Making a folder is atomic: of two runs that start together each gets its own number.
+    Creating a folder is atomic: two runs that start at the same time get different numbers.
 
     Args:
-        save_dir: Where all runs go.
+        save_dir: Folder of all runs.
         name: Name of the experiment, a folder below ``save_dir``.
-        version: Number or name of this run, which must be new; the next free number unless given.
+        version: Number or name of this run, which must be new. Default: the next free number.
     """
 
     def __init__(self, save_dir: str = "runs", name: str = "ksm", version: int | str | None = None) -> None:
         super().__init__(save_dir, name=name, version=version, default_hp_metric=False)
-        self.is_claimed = False
+        self._wanted = version
+        self._claimed: int | str | None = None
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether this process has created the folder."""
+        return self._claimed is not None
 
     @property
     def version(self) -> int | str:
-        if self.is_claimed or _rank() != 0:
-            return super().version
-        wanted = self._version
-        if wanted is not None:
-            _claim(Path(self.root_dir), wanted)
-        while self._version is None:
-            candidate = self._get_next_version()
-            try:
-                _claim(Path(self.root_dir), candidate)
-            except FileExistsError:
-                continue  # another run was faster: take the next number
-            self._version = candidate
-        self.is_claimed = True
-        return super().version
+        """Number or name of the run. The first rank creates the folder when it reads this for the first time."""
+        root = Path(self.root_dir)
+        if getattr(rank_zero_only, "rank", 0) != 0:  # writes nothing, and gets the folder by `trainer.log_dir`
+            return _next_version(root) if self._wanted is None else self._wanted
+        if self._claimed is None:
+            self._claimed = _claim(root, self._wanted)
+        return self._claimed
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """All numbers of a step as one event: one event for each would cost as much as several updates.
+        """Log all metrics of a step as one event; one event per metric would cost as much as several updates.
 
         Raises:
             ValueError: If a value is not a number.
@@ -52,18 +54,25 @@ class RunLogger(TensorBoardLogger):
             values = [Summary.Value(tag=tag, simple_value=float(value)) for tag, value in metrics.items()]
         except (TypeError, ValueError) as error:
             raise ValueError(f"TensorBoard's scalars are numbers, got {metrics!r}.") from error
-        # Reading `experiment` opens the file.
-        self.experiment._get_file_writer().add_summary(Summary(value=values), step)
+        add_event(self.experiment, Summary(value=values), step)
 
 
-def _rank() -> int:
-    return int(getattr(rank_zero_only, "rank", 0))
-
-
-def _claim(root: Path, version: int | str) -> None:
-    folder = root / (version if isinstance(version, str) else f"version_{version}")
+def _claim(root: Path, wanted: int | str | None) -> int | str:
+    """Create a run folder below ``root``; returns its version."""
     root.mkdir(parents=True, exist_ok=True)
-    try:
-        os.mkdir(folder)
-    except FileExistsError:
-        raise FileExistsError(f"The run folder {folder} exists already: choose another name or version.") from None
+    while True:
+        version = _next_version(root) if wanted is None else wanted
+        folder = root / (version if isinstance(version, str) else f"version_{version}")
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            if wanted is None:
+                continue  # another run has just taken this number
+            raise FileExistsError(f"The run folder {folder} exists already: choose another name or version.") from None
+        return version
+
+
+def _next_version(root: Path) -> int:
+    """One more than the largest number in use."""
+    found = [re.fullmatch(r"version_(\d+)", path.name) for path in root.glob("version_*")]
+    return max((int(match[1]) + 1 for match in found if match), default=0)

@@ -127,8 +127,8 @@ def clusters(features: torch.Tensor) -> list[str]:
 
 def kernel_pca(x: torch.Tensor, n: int = 1024) -> list[str]:
     kernel = PowerCosineKernel(3)
-    bar = tqdm(total=1.0, desc="kernel PCA", bar_format="{desc} {percentage:.0f}% {elapsed}<{remaining}")
-    found = KernelPCA(kernel, n, progress=lambda share: bar.update(share - bar.n))
+    bar = tqdm(desc="kernel PCA", unit=" tiles")
+    found = KernelPCA(kernel, n, progress=bar.update)
     seconds, memory, plain = beside_a_product(lambda: found.fit(x), 1)
     bar.close()
     samples, width = len(x), n + found.oversampling

@@ -12,9 +12,9 @@ from half_moons_matching import SCRIPT as MATCHING
 from half_moons_overview import KERNEL, moons, paper_network
 from matplotlib.figure import Figure
 
+from ksm_lightning import figures
 from ksm_lightning.baselines import RandomFourier, SimilarityMatching
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
-from ksm_lightning.figures import panels as figures
 from ksm_lightning.learning.exact import similarity_moment, solve_inner
 from ksm_lightning.network import functional
 from ksm_lightning.network.initialisation import NormalInit
@@ -87,7 +87,7 @@ def identities(network: KSMNetwork, x: torch.Tensor) -> dict[str, float]:
     right = q * (y * k).mean(0) - 0.5 * q**2
     drive = network.drive(x[:200]).detach().double()
     L = network.L.detach().double()
-    settled = functional.settle(drive, L, network.ridge).y
+    settled = functional.run_dynamics(drive, L, network.ridge).y
     solved = functional.responses(drive, L, network.ridge)
     off = ~torch.eye(len(L), dtype=torch.bool)
     best = (y * k).mean(0)  # q* of f(w, w) = 1

@@ -15,10 +15,11 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from ksm_lightning import figures
+from ksm_lightning.baselines import METHODS
 from ksm_lightning.baselines.comparison import Comparison
-from ksm_lightning.baselines.tables import METHODS, Row, Summary, summarise
+from ksm_lightning.baselines.tables import Row, Summary, summarise
 from ksm_lightning.data import CroppedMNISTDataModule
-from ksm_lightning.figures import panels as figures
 from ksm_lightning.files import draft_of, write_png
 from ksm_lightning.kernels import Kernel
 
@@ -157,12 +158,12 @@ def run_comparison(
     """A comparison in a folder of its own, which goes on where it stopped; errors of the seeds as ``name/method/n``."""
     with tqdm(desc=name, unit="n") as bar:
 
-        def watch(text: str, done: int, total: int) -> None:
+        def on_step(text: str, done: int, total: int) -> None:
             bar.total = total
             bar.set_postfix_str(text, refresh=False)
             bar.update(done - bar.n)
 
-        rows = Comparison(kernel, x, place.folder / name, sizes, watch=watch, **options).run()
+        rows = Comparison(kernel, x, place.folder / name, sizes, on_step=on_step, **options).run()
     errors: dict[str, list[float]] = {}
     for row in rows:
         errors.setdefault(f"{name}/{row.method}/{row.n}", []).append(row.nrmse)

@@ -12,10 +12,10 @@ from half_moons_overview import KERNEL, moons, paper_network
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from ksm_lightning import figures
 from ksm_lightning.baselines import KernelPCA, SimilarityMatching
 from ksm_lightning.evaluation.clustering import kmeans, matched_accuracy
 from ksm_lightning.evaluation.linear_probe import fit_softmax, linear_probe
-from ksm_lightning.figures import panels as figures
 from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.network.readout import READOUTS
 

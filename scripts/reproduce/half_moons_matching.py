@@ -22,13 +22,12 @@ from figure_script import (
 from half_moons_overview import KERNEL, moons, paper_network, paper_phases
 from matplotlib.figure import Figure
 
+from ksm_lightning import figures
 from ksm_lightning.baselines import NeuralFourier, RandomFourier
-from ksm_lightning.baselines.tables import METHODS
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
-from ksm_lightning.figures import panels as figures
 from ksm_lightning.learning.exact import minimise_bound
 from ksm_lightning.learning.train import natural_ridge
-from ksm_lightning.network.readout import landmark_features, nystroem_matrix
+from ksm_lightning.network.readout import LandmarkFeatures, nystroem_matrix
 
 SIZES, SHOWN, SEEDS = (2, 4, 8, 16, 32, 64), (4, 16, 64), tuple(range(5))
 # The six of the paper's figure.
@@ -86,7 +85,7 @@ def exact(x: torch.Tensor, n: int, starts: int) -> tuple[float, float, float]:
     ridge = natural_ridge(KERNEL, x, n)
     found = minimise_bound(KERNEL, x, n, ridge, starts=starts, generator=torch.Generator().manual_seed(0))
     y = found.responses(KERNEL, x, ridge)
-    features = landmark_features(KERNEL, x, found.W, nystroem_matrix(KERNEL, found.W))
+    features = LandmarkFeatures(KERNEL, found.W, nystroem_matrix(KERNEL, found.W))(x)
     neural, nystroem = kernel_nrmse(KERNEL, x.double(), y, features).tolist()
     return found.bound, neural, nystroem
 
@@ -99,18 +98,18 @@ def draw(arrays: Arrays) -> dict[str, Figure]:
     figure = figures.new_figure(16, 8.2, columns=3, rows=2)
     for place, n in enumerate(shown):
         axes = figure.add_subplot(2, 3, place + 1)
-        figures.features_panel(axes, x, arrays[f"W_{n}"], plane)
+        figures.landmarks_panel(axes, x, arrays[f"W_{n}"], plane)
         panel_letter(axes, "a")
     axes = figure.add_subplot(2, 3, 4)
     figures.similarity_panel(axes, arrays["f"], arrays["output"], float(arrays["nrmse"][0]))
     panel_letter(axes, "b")
     axes = figure.add_subplot(2, 3, 5)
     curves = curves_of(arrays, "half_moons_paper")
-    figures.error_panel(axes, curves, METHODS, "Six methods, the paper's schedule")
+    figures.error_panel(axes, curves, "Six methods, the paper's schedule")
     panel_letter(axes, "c")
     axes = figure.add_subplot(2, 3, 6)
     curves = curves_of(arrays, "half_moons_adaptive")
-    figures.error_panel(axes, curves, METHODS, "All methods, the adaptive schedule")
+    figures.error_panel(axes, curves, "All methods, the adaptive schedule")
     sizes = sorted(int(key.partition("/")[2]) for key in arrays if key.startswith("exact/"))
     least = [arrays[f"exact/{n}"][1] for n in sizes]
     axes.plot(sizes, least, ":", color="#d81f2a", linewidth=2.5, alpha=0.6, label="exact minimum of the bound")

@@ -8,10 +8,9 @@ import torch
 from figure_script import Arrays, Claim, Place, Script, panel_letter, percent
 from matplotlib.figure import Figure
 
-from ksm_lightning import HalfMoonsDataModule
+from ksm_lightning import HalfMoonsDataModule, figures
 from ksm_lightning.baselines import SimilarityMatching
 from ksm_lightning.evaluation.clustering import kmeans
-from ksm_lightning.figures import panels as figures
 from ksm_lightning.kernels import GaussianKernel
 
 KERNEL = GaussianKernel(sigma=0.3)
@@ -66,7 +65,7 @@ def draw(arrays: Arrays) -> dict[str, Figure]:
     data.set_title("Data")
     plane.label(data)
     features = figure.add_subplot(2, 3, 2)
-    figures.features_panel(features, x, W, plane)
+    figures.landmarks_panel(features, x, W, plane)
     features.scatter(*arrays["centres"].T, s=60, facecolor="none", edgecolor="black", label="KMeans centres")
     features.legend(loc="best", fontsize=7)
     panels = [data, features]

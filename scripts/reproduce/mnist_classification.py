@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from mnist_networks import ALPHAS, aligned, encode, network
 from tqdm import tqdm
 
+from ksm_lightning import figures
 from ksm_lightning.data import CroppedMNISTDataModule
 from ksm_lightning.evaluation.linear_probe import PENALTIES, linear_probe
-from ksm_lightning.figures import panels as figures
 
 LABELS = (1, 3, 10, 30, 100, 300, 1000, 3000)
 NAMES = ("pixels", *(f"alpha={alpha}" for alpha in ALPHAS))

@@ -23,9 +23,8 @@ from figure_script import (
 from figure_script import run_comparison as compare
 from matplotlib.figure import Figure
 
-from ksm_lightning import PowerCosineKernel
-from ksm_lightning.baselines.tables import METHODS
-from ksm_lightning.figures import panels as figures
+from ksm_lightning import PowerCosineKernel, figures
+from ksm_lightning.baselines import METHODS
 
 ALPHAS, SIZES, UPDATES = (1, 3), (16, 32, 64, 128, 256, 512, 800, 1024), 4000
 # Two seeds where a method's luck can be seen; from here on they differ by a few parts in a hundred.
@@ -56,12 +55,12 @@ def draw(arrays: Arrays) -> dict[str, Figure]:
     figure = figures.new_figure(14, 5.6, columns=2)
     for place, alpha in enumerate(ALPHAS):
         axes = figure.add_subplot(1, 2, place + 1)
-        figures.error_panel(axes, curves_of(arrays, f"mnist_error_all_{alpha}"), METHODS, f"MNIST, alpha = {alpha}")
+        figures.error_panel(axes, curves_of(arrays, f"mnist_error_all_{alpha}"), f"MNIST, alpha = {alpha}")
         for method, curve in curves_of(arrays, f"mnist_error_paper_{alpha}").items():
             style = {"ksm": (":", "o"), "ksm_nystroem": ("-.", "s")}[method]
             axes.plot(
                 curve.sizes, curve.mean, style[0], marker=style[1], color="#7a1015", markersize=4, linewidth=1.4,
-                label=f"{METHODS[method]}, paper's schedule",
+                label=f"{METHODS[method].label}, paper's schedule",
             )  # fmt: skip
         axes.legend(loc="lower left", fontsize=6.5, framealpha=0.9)
         panel_letter(axes, "ab"[place])

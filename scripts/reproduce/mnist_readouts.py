@@ -11,10 +11,9 @@ from figure_script import Arrays, Claim, Place, Script, mnist_points
 from matplotlib.figure import Figure
 from mnist_networks import ALPHAS, network
 
-from ksm_lightning import KSMNetwork
+from ksm_lightning import KSMNetwork, figures
 from ksm_lightning.baselines import KernelPCA
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
-from ksm_lightning.figures import panels as figures
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.kernels.pairs import random_subset
 from ksm_lightning.learning.train import consolidate

@@ -9,9 +9,8 @@ from figure_script import Arrays, Claim, Place, Script, many, mnist_points
 from matplotlib.figure import Figure
 from mnist_networks import ALPHAS, encode, network
 
-from ksm_lightning import PowerCosineKernel
+from ksm_lightning import PowerCosineKernel, figures
 from ksm_lightning.baselines import KernelPCA
-from ksm_lightning.figures import panels as figures
 
 COLOURS = ("black", "#1f77b4", "#d81f2a", "#e08a00")
 # An eigenvalue below this part of the largest counts as zero.

@@ -1,7 +1,8 @@
-"""The comparison of all methods: its numbers, its files, what it does when interrupted, and ``ksm compare``."""
+"""The registry of methods, the comparison (numbers, files, interruptions), and ``ksm compare``."""
 
 import csv
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +10,16 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import make_moons
-from test_cli import refused
 
-import references
+from helpers import references
+from helpers.commands import refused
 from ksm_lightning import baselines
-from ksm_lightning.baselines import FeatureMap, Nystroem, comparison
+from ksm_lightning.baselines import METHODS, FeatureMap, Nystroem, comparison, landmarks
 from ksm_lightning.baselines.comparison import Comparison
-from ksm_lightning.baselines.tables import METHODS, Row, Summary, markdown, read_rows, summarise
-from ksm_lightning.cli.compare import draw
+from ksm_lightning.baselines.methods import READOUT_METHODS, NetworkOptions
+from ksm_lightning.baselines.tables import Row, Summary, markdown, read_rows, summarise
 from ksm_lightning.cli import main
+from ksm_lightning.cli.compare import draw
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.files import draft_of
 from ksm_lightning.kernels import GaussianKernel, LinearKernel, PolynomialKernel, make_kernel
@@ -63,7 +65,7 @@ def interrupt(*args) -> None:
 
 
 def features(name: str, n: int, seed: int) -> torch.Tensor:
-    """Computed anew, by the method itself."""
+    """The features, computed without the registry."""
     if name.startswith("nystroem"):
         return Nystroem(KERNEL, n, landmarks=name.removeprefix("nystroem_"), seed=seed).fit_transform(X)
     if name.startswith("ksm"):
@@ -78,18 +80,20 @@ def features(name: str, n: int, seed: int) -> torch.Tensor:
 
 
 def test_every_row_is_the_error_of_that_method(monkeypatch):
-    walks = []
-    monkeypatch.setattr(comparison, "kernel_nrmse", lambda *args: walks.append(args) or kernel_nrmse(*args))
+    passes = []
+    monkeypatch.setattr(comparison, "kernel_nrmse", lambda *args: passes.append(args) or kernel_nrmse(*args))
+    started = time.perf_counter()
     rows = make(methods=list(METHODS), fourier_features=3).run()
+    elapsed = time.perf_counter() - started
     found = read_rows(Path("out/errors.csv"))
     assert len(found) == 2 * (1 + 2 * 11)
     assert set(jobs(found)) == set(jobs(rows)) == expected_jobs(METHODS)
     F = references.gram("gaussian", {"sigma": 0.5}, X, X)
     for row in found:
         assert row.nrmse == pytest.approx(references.nrmse(F, features(*row[:3])), rel=1e-5), row
-        assert 0 < row.seconds < 60
-    # One walk over the kernel matrix a size, with the representations of all methods and seeds.
-    assert [len(args) - 2 for args in walks] == [23, 23]
+        assert 0 < row.seconds <= elapsed
+    # One pass over the kernel matrix per size, with the representations of all methods and seeds.
+    assert [len(args) - 2 for args in passes] == [23, 23]
     assert names("out") == FILES
 
 
@@ -106,7 +110,7 @@ def test_the_seeds_are_summarised():
         assert found == pytest.approx(expected, rel=1e-6, abs=1e-8)
 
 
-def test_a_table_says_mean_and_deviation_and_what_diverged():
+def test_a_table_has_means_deviations_and_diverged_runs():
     rows = [Row("ksm", 4, 0, 0.25, 1.0), Row("ksm", 4, 1, 0.75, 1.0), Row("kernel_pca", 4, 0, 0.125, 1.0)]
     rows += [Row("ksm", 2, 0, math.nan, 1.0), Row("ksm", 2, 1, 0.5, 1.0), Row("ksm_nystroem", 2, 0, math.nan, 1.0)]
     assert markdown(summarise(rows)).splitlines() == [
@@ -118,13 +122,13 @@ def test_a_table_says_mean_and_deviation_and_what_diverged():
     ]
 
 
-def test_all_methods_but_the_linear_network_are_compared_unless_told():
+def test_all_methods_except_the_linear_network_are_compared_by_default():
     assert set(make("a", methods=None).methods) == set(METHODS) - {"linear"}
     without = make("b", methods=None, kernel=PolynomialKernel(2))
     assert set(without.methods) == set(METHODS) - {"linear", "random_fourier", "neural_fourier"}
 
 
-def test_only_some_points_are_compared_and_all_are_learned_from():
+def test_only_max_points_are_scored_but_all_are_fitted():
     rows = make(max_points=50, methods=["kernel_pca", "nystroem_uniform"], seeds=[0]).run()
     scored = make(max_points=50, methods=["kernel_pca"]).scored
     assert len({tuple(point) for point in scored.tolist()} & {tuple(point) for point in X.tolist()}) == 50
@@ -140,7 +144,7 @@ def test_only_some_points_are_compared_and_all_are_learned_from():
 @pytest.mark.parametrize(
     "stop", ["n = 4, Nystroem, KMeans, seed 1", "n = 4, network, seed 1, update 100", "n = 4, kernel error"]
 )
-def test_an_interrupted_comparison_goes_on_where_it_stopped(monkeypatch, stop):
+def test_an_interrupted_comparison_continues_where_it_stopped(monkeypatch, stop):
     fits, fit = [], FeatureMap.fit
 
     def counted(self, x):
@@ -153,7 +157,7 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(monkeypatch, stop):
     all_fits, fits[:] = sorted(fits), []
     assert len(all_fits) == 2 * (1 + 2 + 2 + 2)  # both readouts are of one network
     with pytest.raises(KeyboardInterrupt):
-        make(updates=100, watch=lambda text, done, total: text == stop and interrupt()).run()
+        make(updates=100, on_step=lambda text, done, total: text == stop and interrupt()).run()
     assert names("out") == FILES | {"features"}
     assert set(jobs(read_rows(Path("out/errors.csv")))) == expected_jobs(sizes=[2])
     rows = make(updates=100).run()
@@ -165,7 +169,7 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(monkeypatch, stop):
     assert sorted(fits) == all_fits
 
 
-def test_a_summary_that_was_interrupted_is_made_up_for(monkeypatch):
+def test_an_interrupted_summary_is_written_by_the_next_run(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(comparison, "write_summary", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -174,17 +178,17 @@ def test_a_summary_that_was_interrupted_is_made_up_for(monkeypatch):
     assert names("out") == FILES
 
 
-def test_progress_counts_features_up_to_the_end():
+def test_steps_count_features_up_to_the_total():
     seen = []
-    make(sizes=[2, 5], watch=lambda *what: seen.append(what)).run()
-    done, totals = [what[1] for what in seen], {what[2] for what in seen}
+    make(sizes=[2, 5], on_step=lambda *step: seen.append(step)).run()
+    done, totals = [step[1] for step in seen], {step[2] for step in seen}
     assert totals == {9 * 2 + 9 * 5}
     assert done == sorted(done)
     assert seen[0] == ("n = 2, kernel PCA (optimum), seed 0", 0, 63)
     assert seen[-1] == ("n = 5, kernel error", 63, 63)
 
 
-def test_seeds_sizes_and_methods_can_be_added_and_leave_the_rest_as_it_was():
+def test_seeds_sizes_and_methods_can_be_added_without_changing_earlier_rows():
     steps = [
         {"methods": SOME[:2], "sizes": [2], "seeds": [0]},
         {"methods": SOME[:2], "sizes": [2], "seeds": [0, 1]},
@@ -202,7 +206,7 @@ def test_seeds_sizes_and_methods_can_be_added_and_leave_the_rest_as_it_was():
         before = text
 
 
-def test_kernel_pca_which_knows_no_chance_is_never_repeated_for_another_seed():
+def test_kernel_pca_is_not_repeated_for_another_seed():
     make(seeds=[0], sizes=[2]).run()
     rows = make(seeds=[1, 0], sizes=[2]).run()
     assert [row.method for row in rows].count("kernel_pca") == 1
@@ -221,13 +225,13 @@ def test_kernel_pca_which_knows_no_chance_is_never_repeated_for_another_seed():
         ({"fourier_features": 2}, "fourier_features=1, not 2"),
     ],
 )
-def test_a_folder_holds_one_comparison_only(changes, sentence):
+def test_a_folder_holds_only_one_comparison(changes, sentence):
     make()
     with pytest.raises(ValueError, match=f"The folder out holds a comparison (with )?{sentence}"):
         make(**changes)
 
 
-def test_phases_and_their_mappings_are_recognised_again():
+def test_phases_are_part_of_the_identity_of_a_comparison():
     for phases in ([Phase(10, kernel_params={"sigma": 0.7})], "paper_half_moons"):
         folder = f"out_{type(phases).__name__}"
         make(folder, updates=None, phases=phases)
@@ -236,12 +240,12 @@ def test_phases_and_their_mappings_are_recognised_again():
             make(folder, updates=None, phases=[Phase(11)])
 
 
-def test_other_peoples_files_are_left_alone():
+def test_a_folder_with_other_files_is_refused():
     Path("out").mkdir()
-    Path("out/thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match="The folder out holds other files: choose a new one"):
+    Path("out/notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="The folder out holds other files: choose a new folder"):
         make()
-    assert names("out") == {"thesis.txt"}
+    assert names("out") == {"notes.txt"}
 
 
 HEADER = "method,n,seed,nrmse,seconds\n"
@@ -253,20 +257,20 @@ HEADER = "method,n,seed,nrmse,seconds\n"
         ("comparison.json", "{", "comparison.json is damaged: remove the folder"),
         ("comparison.json", "\0\1", "comparison.json is damaged: remove the folder"),
         ("comparison.json", "[1]", "The folder out holds a comparison with kernel=None"),
-        ("errors.csv", "method,n\nksm,2\n", "errors.csv is no table of a comparison"),
-        ("errors.csv", HEADER + "ksm,2,0\n", "errors.csv is no table of a comparison"),
-        ("errors.csv", HEADER + "ksm,two,0,0.5,1\n", "errors.csv is no table of a comparison"),
-        ("errors.csv", HEADER + "witchcraft,2,0,0.5,1\n", "errors.csv is no table of a comparison"),
+        ("errors.csv", "method,n\nksm,2\n", "errors.csv is not the table of a comparison"),
+        ("errors.csv", HEADER + "ksm,2,0\n", "errors.csv is not the table of a comparison"),
+        ("errors.csv", HEADER + "ksm,two,0,0.5,1\n", "errors.csv is not the table of a comparison"),
+        ("errors.csv", HEADER + "unknown,2,0,0.5,1\n", "errors.csv is not the table of a comparison"),
     ],
 )
-def test_damaged_files_are_named(name, text, sentence):
+def test_damaged_files_are_refused_by_name(name, text, sentence):
     make(methods=["kernel_pca"]).run()
     Path("out", name).write_text(text)
     with pytest.raises(ValueError, match=sentence):
         make(methods=["kernel_pca"], sizes=[3]).run()
 
 
-def test_features_that_are_not_numbers_have_no_error():
+def test_nan_features_have_error_nan_and_zero_kernels_error_0():
     y = torch.full((120, 2), torch.nan)
     assert math.isnan(kernel_nrmse(KERNEL, X, y)[0])
     assert kernel_nrmse(LinearKernel(), 0 * X, 0 * X).tolist() == [0.0]
@@ -274,8 +278,8 @@ def test_features_that_are_not_numbers_have_no_error():
 
 @pytest.mark.parametrize("methods", [["kernel_pca", "ksm", "ksm_nystroem"], ["ksm", "ksm_nystroem"]])
 @pytest.mark.parametrize("phases", [HUGE, [Phase(1, eta_l=3.0)]], ids=["infinite", "indefinite"])
-def test_a_diverged_network_is_told_apart_and_the_rest_is_drawn(methods, phases):
-    """A step of L above 1 leaves it indefinite: the parameters are finite, and every response is NaN."""
+def test_a_diverged_network_is_marked_and_the_rest_is_drawn(methods, phases):
+    """A step of L above 1 makes it indefinite: the parameters are finite, but every response is NaN."""
     rows = make(methods=methods, updates=None, phases=phases).run()
     assert {row.method for row in rows if math.isnan(row.nrmse)} >= {"ksm"}
     assert all(math.isnan(row.nrmse) for row in rows if row.method == "ksm")
@@ -296,17 +300,17 @@ def test_a_plot_leaves_out_sizes_at_which_all_runs_diverged():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"methods": ["pca"]}, "There is no method 'pca': choose out of kernel_pca, nystroem_uniform"),
+        ({"methods": ["pca"]}, "Unknown method 'pca' in `methods`: choose from kernel_pca, nystroem_uniform"),
         (
             {"methods": ["random_fourier"], "kernel": PolynomialKernel(2)},
-            r"'random_fourier' does not exist for PolynomialKernel\(degree=2\)",
+            r"PolynomialKernel\(degree=2\) does not support the method 'random_fourier'",
         ),
         ({"methods": []}, "at least one method, one size and one seed"),
         ({"sizes": []}, "at least one method, one size and one seed"),
         ({"seeds": []}, "at least one method, one size and one seed"),
-        ({"sizes": [0, 2]}, r"`sizes` must lie between 1 and .* 120, got \[0, 2\]"),
-        ({"sizes": [121]}, r"`sizes` must lie between 1 and .* 120, got \[121\]"),
-        ({"max_points": 10, "sizes": [11]}, r"`sizes` must lie between 1 and .* 10, got \[11\]"),
+        ({"sizes": [0, 2]}, r"`sizes` must be between 1 and 120 .* got \[0, 2\]"),
+        ({"sizes": [121]}, r"`sizes` must be between 1 and 120 .* got \[121\]"),
+        ({"max_points": 10, "sizes": [11]}, r"`sizes` must be between 1 and 10 .* got \[11\]"),
         ({"updates": 0}, "at least 1 update, got `updates`=0"),
         ({"phases": [Phase(10)]}, "give one of both"),
         ({"updates": None, "phases": "paper"}, "There is no schedule 'paper'"),
@@ -314,22 +318,22 @@ def test_a_plot_leaves_out_sizes_at_which_all_runs_diverged():
         ({"fourier_features": 0, "methods": ["neural_fourier"]}, "`fourier_features` must be at least 1, got 0"),
     ],
 )
-def test_a_mistake_is_told_before_there_is_a_folder(options, sentence):
+def test_invalid_arguments_are_refused_before_the_folder_is_created(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         make(**options).run()
     assert not Path("out").exists()
 
 
-def test_a_file_that_could_not_be_finished_leaves_the_old_one():
+def test_a_failed_write_leaves_the_old_file():
     Path("numbers.txt").write_text("1 2 3")
 
     def fail(name: str) -> None:
         with draft_of(Path(name)) as draft:
             draft.write_text("4")
-            raise RuntimeError("no more")
+            raise RuntimeError("disk full")
 
     for name in ("numbers.txt", "new.txt"):
-        with pytest.raises(RuntimeError, match="no more"):
+        with pytest.raises(RuntimeError, match="disk full"):
             fail(name)
     assert Path("numbers.txt").read_text() == "1 2 3"
     assert names(".") == {"numbers.txt"}
@@ -354,7 +358,9 @@ def test_the_command_writes_tables_and_a_plot_and_prints_the_result(capsys):
     assert [row.nrmse for row in rows if row.method == "ksm"] == pytest.approx(
         [row.nrmse for row in make(methods=["ksm"]).run()], rel=1e-6
     )
-    assert "NRMSE over all pairs of 120 points, GaussianKernel(sigma=0.5), mean and deviation over seeds:" in out
+    assert (
+        "NRMSE over all pairs of 120 points, GaussianKernel(sigma=0.5), mean and standard deviation over seeds:" in out
+    )
     assert markdown(summarise(rows)) in out
     assert "Table: deep/er/errors.csv\nPlot:  deep/er/errors.png" in out
     pixels = picture("deep/er/errors.png")
@@ -363,7 +369,7 @@ def test_the_command_writes_tables_and_a_plot_and_prints_the_result(capsys):
 
 
 @pytest.mark.usefixtures("_own_array")
-def test_the_command_takes_a_file_of_options_and_goes_on_after_a_stop(capsys, monkeypatch):
+def test_the_command_reads_a_config_file_and_continues_after_an_interruption(capsys, monkeypatch):
     Path("moons.yaml").write_text(
         "data: {class_path: ArrayDataModule, init_args: {path: x.npy}}\nkernel_params: {sigma: 0.5}\nsizes: [2, 4]\n"
         "seeds: 2\nmethods: [kernel_pca, nystroem_uniform]\nout: out\nprogress: false\nupdates: 50\n"
@@ -376,7 +382,7 @@ def test_the_command_takes_a_file_of_options_and_goes_on_after_a_stop(capsys, mo
     assert capsys.readouterr().err == "ksm: stopped.\n"
     main(["compare", "--config", "moons.yaml", "--seeds=3"])
     assert set(jobs(read_rows(Path("out/errors.csv")))) == expected_jobs(SOME[:2], seeds=(0, 1, 2))
-    # The table is of the sizes asked for, the plot of all there are.
+    # The table has the requested sizes, the plot all sizes.
     capsys.readouterr()
     main(["compare", "--config", "moons.yaml", "--sizes=[4]"])
     assert "| method | n = 4 |\n" in capsys.readouterr().out
@@ -386,8 +392,8 @@ def test_the_command_takes_a_file_of_options_and_goes_on_after_a_stop(capsys, mo
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--methods=[pca]"], "There is no method 'pca'"),
-        (["--sizes=[500]"], "`sizes` must lie between 1 and the number of points compared, 120, got [500]."),
+        (["--methods=[pca]"], "Unknown method 'pca'"),
+        (["--sizes=[500]"], "`sizes` must be between 1 and 120 (the scored points), got [500]."),
         (["--seeds=0"], "`seeds` must be at least 1, got 0."),
         (["--max_points=1"], "`max_points` and `fit_points` must be at least 2"),
         (["--data.path=y.npy"], "There is no data file y.npy."),
@@ -397,13 +403,16 @@ def test_the_command_takes_a_file_of_options_and_goes_on_after_a_stop(capsys, mo
     ],
 )
 @pytest.mark.parametrize("progress", [["--progress=false"], []], ids=["quiet", "bar"])
-def test_the_command_answers_a_mistake_with_one_line(capsys, options, sentence, progress):
+def test_invalid_options_give_one_line_of_error(capsys, options, sentence, progress):
     assert sentence in refused(capsys, "compare", *QUICK, *options, *progress)
     assert names(".") == {"x.npy"}
 
 
-def test_the_command_explains_itself(capsys):
-    for options, words in ((["compare", "--help"], ["sizes", "seeds", "errors.csv"]), (["--help"], ["compare"])):
+def test_the_help_lists_all_options_and_methods(capsys):
+    for options, words in (
+        (["compare", "--help"], ["sizes", "seeds", "errors.csv", *METHODS]),
+        (["--help"], ["compare"]),
+    ):
         with pytest.raises(SystemExit) as stop:
             main(options)
         assert stop.value.code == 0
@@ -411,10 +420,26 @@ def test_the_command_explains_itself(capsys):
         assert all(word in out for word in words)
 
 
-def test_similarities_beyond_the_range_are_refused_and_never_perfect():
+def test_similarities_beyond_the_range_of_the_dtype_are_refused():
     x = 255 * torch.rand(50, 400)
     kernel = make_kernel("polynomial", degree=8)
-    with pytest.raises(ValueError, match=r"beyond the range of torch\.float32: scale the data"):
+    with pytest.raises(ValueError, match=r"exceed the range of torch\.float32: scale the data"):
         Comparison(kernel, x, Path("out"), [2], ["nystroem_uniform"])
     assert not Path("out").exists()
     assert kernel_nrmse(kernel, x, torch.zeros(50, 2)).isnan().all()
+
+
+def test_the_registry_creates_every_method_with_its_options():
+    options = NetworkOptions(updates=50, fourier_features=3)
+    for name, method in METHODS.items():
+        assert method.name == name
+        expected = features(name, 4, seed=1)
+        torch.testing.assert_close(method.make(KERNEL, 4, 1, options).fit_transform(X), expected, rtol=0, atol=0)
+    assert {readout: method.name for readout, method in READOUT_METHODS.items()} == {
+        "neural": "ksm", "nystroem": "ksm_nystroem", "least_squares": "ksm_least_squares"
+    }  # fmt: skip
+
+
+def test_every_landmark_selector_is_a_method():
+    nystroem = [name.removeprefix("nystroem_") for name in METHODS if name.startswith("nystroem_")]
+    assert nystroem == list(landmarks.LANDMARK_SELECTORS)

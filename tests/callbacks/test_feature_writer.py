@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_callbacks import trainer
-from test_cli import refused
-from test_module import fit, model, moons
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from helpers.commands import refused
+from helpers.processes import PATIENCE
+from helpers.runs import fit, model, moons, trainer
 from ksm_lightning import FeatureExtractor
 from ksm_lightning.callbacks import FeatureWriter
 from ksm_lightning.callbacks.feature_writer import write_archive
@@ -317,7 +317,7 @@ def test_two_ranks_of_the_command_write_what_one_writes(tmp_path, monkeypatch):
     main([*options, "--features.path=one.npz"])
     command = [sys.executable, "-m", "ksm_lightning.cli", *options, "--features.path=two.npz", "--trainer.devices=2",
                "--trainer.strategy=ddp"]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout.count("Features of 201 points in 6 dimensions: two.npz") == 1
     with np.load("one.npz") as one, np.load("two.npz") as two:

@@ -5,22 +5,23 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import lightning
 import numpy as np
 import pytest
 import torch
-from test_cli import HALF_MOONS, QUICK
-from test_module import model, moons
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from helpers.commands import ENDLESS, HALF_MOONS, QUICK
+from helpers.processes import PATIENCE, started, wait_until, written_again
+from helpers.runs import model, moons
 from ksm_lightning.callbacks import DivergenceGuard, UpdateCheckpoint
+from ksm_lightning.cli import main
 from ksm_lightning.data import ArrayDataModule, HalfMoonsDataModule
-from ksm_lightning.data.points import Standardisation
 from ksm_lightning.learning.schedule import Phase
 from ksm_lightning.network import functional
+from ksm_lightning.network.preprocessing import Preprocessing
 from ksm_lightning.runs.checkpoint import read_checkpoint
 from ksm_lightning.runs.logger import RunLogger
 
@@ -96,17 +97,17 @@ def test_rollback_halves_the_rates_until_the_run_gets_through():
     guard = DivergenceGuard("rollback")
     run = trainer(guard, UpdateCheckpoint(every_n_updates=10))
     with pytest.warns(
-        UserWarning, match=r"diverged at update \d+: .* going on from the last good weights with 0\.\d+ times"
+        UserWarning, match=r"diverged at update \d+: .* continuing from the last good weights with 0\.\d+ times"
     ):
         run.fit(module, datamodule=moons())
     assert guard.rollbacks >= 1
-    assert module.rate_factor == 0.5**guard.rollbacks
+    assert module.learner.rate_factor == 0.5**guard.rollbacks
     assert run.global_step == 150
     saved = read_checkpoint("runs/x/version_0/checkpoints/last.ckpt")
-    assert saved["ksm_lightning"]["rate_factor"] == module.rate_factor
+    assert saved["ksm_lightning"]["learner"]["rate_factor"] == module.learner.rate_factor
     assert all(value.isfinite().all() for value in saved["state_dict"].values())
     again = type(module).load_from_checkpoint("runs/x/version_0/checkpoints/last.ckpt")
-    assert again.rate_factor == module.rate_factor
+    assert again.learner.rate_factor == module.learner.rate_factor
 
 
 @pytest.mark.filterwarnings("ignore:Training diverged")
@@ -122,14 +123,14 @@ def test_another_loaders_single_batches_are_looked_at_together(monkeypatch):
     x = moons().train_points.data
     module = model(phases=WILD)
     guard = DivergenceGuard(energy_limit=1e300)
-    looks = []
-    look = guard._look
-    guard._look = lambda *args: (looks.append(args[0].global_step), look(*args))
+    checks = []
+    check = guard._check
+    guard._check = lambda *args: (checks.append(args[0].global_step), check(*args))
     with pytest.raises(FloatingPointError, match=r"Training diverged at update (2|3|4)\d:"):
         trainer(guard, log_every_n_steps=5, enable_checkpointing=False).fit(
             module, DataLoader(TensorDataset(x), batch_size=16)
         )
-    assert looks == [50]
+    assert checks == [50]
 
 
 def test_the_end_of_a_short_run_is_looked_at_too():
@@ -149,7 +150,7 @@ def test_a_bad_batch_of_ones_own_loader_is_named_in_the_adaptive_schedule():
         trainer(DivergenceGuard(), log_every_n_steps=5, enable_checkpointing=False).fit(
             module, DataLoader(TensorDataset(x), batch_size=16)
         )
-    assert not module.is_guarded
+    assert not module.run_state.is_guarded
 
 
 def test_a_guard_can_serve_another_run():
@@ -162,7 +163,7 @@ def test_a_guard_can_serve_another_run():
 
 class Scaled(HalfMoonsDataModule):
     def standardise(self, x):
-        return Standardisation(np.zeros(2), np.full(2, 0.01))
+        return Preprocessing(torch.zeros(2), torch.full((2,), 0.01, dtype=torch.float64))
 
 
 def test_heavy_tails_are_no_divergence(tmp_path):
@@ -175,7 +176,7 @@ def test_heavy_tails_are_no_divergence(tmp_path):
     )  # fmt: skip
     trainer(DivergenceGuard()).fit(module, datamodule=ArrayDataModule(str(tmp_path / "x.npy"), seed=0))
     assert module.global_step == 300
-    assert module._is_finite()
+    assert module.learner.not_finite() == []
 
 
 def test_a_stream_without_an_end_is_not_consolidated():
@@ -188,7 +189,7 @@ def test_a_stream_without_an_end_is_not_consolidated():
                 yield x[torch.randint(len(x), (16,), generator=generator)]
 
     module = model(phases=None, updates=30)
-    with pytest.warns(UserWarning, match="has no length, so L is left as it was learned: call `consolidate`"):
+    with pytest.warns(UserWarning, match="has no length, so L stays as it was learned: call `consolidate`"):
         trainer(DivergenceGuard(), log_every_n_steps=5, enable_checkpointing=False).fit(
             module, DataLoader(Stream(), batch_size=None)
         )
@@ -217,8 +218,8 @@ def test_a_guard_changes_no_bit():
     ("options", "message"),
     [
         ({"on_divergence": "pray"}, "must be 'stop' or 'rollback', got 'pray'"),
-        ({"energy_limit": 1.0}, "`energy_limit` above 1"),
-        ({"max_rollbacks": 0}, "`max_rollbacks` of at least 1"),
+        ({"energy_limit": 1.0}, "`energy_limit` must be above 1"),
+        ({"max_rollbacks": 0}, "`max_rollbacks` at least 1"),
     ],
 )
 def test_impossible_guards_are_refused(options, message):
@@ -248,45 +249,25 @@ def test_the_adaptive_schedule_resumes_to_the_same_bits(stopped_at):
 # ---------------------------------------------------------------------- signals, kills, full disks
 
 
-def start(*options: str) -> subprocess.Popen:
-    command = [
-        sys.executable,
-        "-m",
-        "ksm_lightning.cli",
-        "fit",
-        *QUICK,
-        "--trainer.enable_progress_bar=false",
-        *options,
-    ]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not path.is_file() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert path.is_file()
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_the_very_update_and_the_run_goes_on_to_the_same_bits(number, code):
-    options = ["--trainer.max_steps=3000", "--data.updates_per_epoch=300", "--kernel_error.min_updates_between=100000"]
-    process = start(*options, "--checkpoint.every_n_updates=250")
-    checkpoint = Path("runs/half_moons/version_0/checkpoints/last.ckpt")
-    wait_for(checkpoint)
-    time.sleep(0.1)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    options = [*QUICK, ENDLESS, "--trainer.enable_progress_bar=false", "--data.updates_per_epoch=300",
+               "--kernel_error.min_updates_between=1000000000"]  # fmt: skip
+    endless = ["--trainer.logger.name=first", "--trainer.max_steps=-1", "--checkpoint.every_n_updates=250"]
+    checkpoint = Path("runs/first/version_0/checkpoints/last.ckpt")
+    with started([sys.executable, "-m", "ksm_lightning.cli", "fit", *options, *endless]) as process:
+        wait_until(checkpoint.is_file, process)
+        wait_until(written_again(checkpoint), process)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == code, err
     stopped = int(re.search(r"stopped at update ([\d,]+); continue", err)[1].replace(",", ""))
     assert read_checkpoint(checkpoint)["global_step"] == stopped
-    assert 0 < stopped < 3000
+    assert stopped >= 300  # the first checkpoint, at update 250, was followed by another
     if number == signal.SIGINT:
         return  # the rest is the same for both
     for name, more in (("rest", [f"--ckpt_path={checkpoint}"]), ("whole", [])):
-        process = start(*options, f"--trainer.logger.name={name}", *more)
-        _, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
+        main(["fit", *options, f"--trainer.logger.name={name}", f"--trainer.max_steps={stopped + 500}", *more])
     found, expected = (
         read_checkpoint(f"runs/{name}/version_0/checkpoints/last.ckpt")["state_dict"] for name in ("rest", "whole")
     )
@@ -316,7 +297,7 @@ def test_a_full_disk_is_said_clearly_and_keeps_the_old_checkpoint():
         capture_output=True,
         text=True,
         preexec_fn=limit,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert result.returncode == 2

@@ -1,4 +1,4 @@
-"""Cropped MNIST from true idx files: small ones that the test writes, and the real ones where they are."""
+"""Cropped MNIST from idx files: small ones written by the tests, and the real ones if they are available."""
 
 import gzip
 import hashlib
@@ -10,19 +10,13 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 
+from helpers.mnist_files import SHAPES, TEST, TRAIN, arrays, idx
+from helpers.paths import ROOT
 from ksm_lightning.cli import main
 from ksm_lightning.data import CroppedMNISTDataModule
 from ksm_lightning.data import mnist as mnist_module
-
-TRAIN, TEST = 60, 20
-SHAPES = {
-    "train-images-idx3-ubyte": (TRAIN, 28, 28),
-    "train-labels-idx1-ubyte": (TRAIN,),
-    "t10k-images-idx3-ubyte": (TEST, 28, 28),
-    "t10k-labels-idx1-ubyte": (TEST,),
-}
+from ksm_lightning.runs.checkpoint import read_checkpoint
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
@@ -30,36 +24,10 @@ class QuietHandler(SimpleHTTPRequestHandler):
         pass
 
 
-def idx(array: np.ndarray) -> bytes:
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return header + array.astype(np.uint8).tobytes()
-
-
-def arrays() -> dict[str, np.ndarray]:
-    rng = np.random.RandomState(0)
-    made = {name: rng.randint(0, 256, shape) for name, shape in SHAPES.items() if "images" in name}
-    made |= {name: np.arange(shape[0]) % 10 for name, shape in SHAPES.items() if "labels" in name}
-    return {name: made[name] for name in SHAPES}
-
-
-@pytest.fixture
-def small(tmp_path, monkeypatch):
-    """True idx files of few images, in torchvision's layout."""
-    monkeypatch.setattr(mnist_module, "_FILES", SHAPES)
-    monkeypatch.setattr(mnist_module, "_TRAIN", TRAIN)
-    monkeypatch.setattr(mnist_module, "_TEST", TEST)
-    for folder in ("MNIST", "FashionMNIST"):
-        raw = tmp_path / folder / "raw"
-        raw.mkdir(parents=True)
-        for name, array in arrays().items():
-            (raw / name).write_bytes(idx(array))
-    return tmp_path
-
-
 @pytest.mark.parametrize(("crop", "side"), [(4, 20), (0, 28), (13, 2)])
 @pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist"])
-def test_images_are_cropped_and_scaled_by_all_pixels_left(small, dataset, crop, side):
-    data = CroppedMNISTDataModule(dataset, crop=crop, data_dir=str(small))
+def test_images_are_cropped_and_scaled_by_all_remaining_pixels(small_mnist, dataset, crop, side):
+    data = CroppedMNISTDataModule(dataset, crop=crop, data_dir=str(small_mnist))
     images = np.concatenate([arrays()["train-images-idx3-ubyte"], arrays()["t10k-images-idx3-ubyte"]])
     inside = images[:, crop : 28 - crop, crop : 28 - crop].reshape(TRAIN + TEST, -1).astype(np.float64)
     expected = torch.tensor(inside / inside.std(), dtype=torch.float32)
@@ -68,15 +36,15 @@ def test_images_are_cropped_and_scaled_by_all_pixels_left(small, dataset, crop, 
     assert data.in_features == side * side
 
 
-def test_the_test_images_can_be_left_out_of_training_at_the_same_scale(small):
-    everything = CroppedMNISTDataModule(data_dir=str(small))
-    without = CroppedMNISTDataModule(data_dir=str(small), include_test=False)
+def test_training_without_the_test_images_keeps_the_scale(small_mnist):
+    everything = CroppedMNISTDataModule(data_dir=str(small_mnist))
+    without = CroppedMNISTDataModule(data_dir=str(small_mnist), include_test=False)
     assert (len(everything.train_points), len(without.train_points)) == (TRAIN + TEST, TRAIN)
     assert torch.equal(without.train_points.data, everything.train_points.data[:TRAIN])
     assert torch.equal(without.test_points.data, everything.train_points.data[TRAIN:])
 
 
-def test_the_folder_comes_from_argument_environment_or_cache(small, monkeypatch):
+def test_the_folder_is_the_argument_the_environment_variable_or_the_cache(small_mnist, monkeypatch):
     monkeypatch.setenv("KSM_DATA_DIR", "/somewhere")
     assert CroppedMNISTDataModule(data_dir="/mine").data_dir == Path("/mine")
     assert CroppedMNISTDataModule().data_dir == Path("/somewhere")
@@ -95,25 +63,25 @@ def test_the_folder_comes_from_argument_environment_or_cache(small, monkeypatch)
         ("train-images-idx3-ubyte", lambda c: b"", "does not start as an idx file"),
     ],
 )
-def test_damaged_files_are_refused_by_name(small, name, spoil, message):
-    path = small / "MNIST" / "raw" / name
+def test_damaged_files_are_refused_by_name(small_mnist, name, spoil, message):
+    path = small_mnist / "MNIST" / "raw" / name
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(ValueError, match=message) as caught:
-        CroppedMNISTDataModule(data_dir=str(small)).setup()
+        CroppedMNISTDataModule(data_dir=str(small_mnist)).setup()
     assert str(path) in str(caught.value)
 
 
-def test_missing_files_say_where_to_put_what(small, tmp_path):
-    (small / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+def test_the_error_for_missing_files_names_files_and_folder(small_mnist, tmp_path):
+    (small_mnist / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(FileNotFoundError) as caught:
-        CroppedMNISTDataModule(data_dir=str(small), download=False).setup()
+        CroppedMNISTDataModule(data_dir=str(small_mnist), download=False).setup()
     text = str(caught.value)
     assert "MNIST lacks t10k-labels-idx1-ubyte" in text
     assert all(name in text for name in SHAPES)
-    assert str(small / "MNIST" / "raw") in text
+    assert str(small_mnist / "MNIST" / "raw") in text
 
 
-def test_a_failed_download_says_where_to_put_what(tmp_path, monkeypatch):
+def test_the_error_for_a_failed_download_names_the_files(tmp_path, monkeypatch):
     from torchvision.datasets import MNIST
 
     monkeypatch.setattr(MNIST, "mirrors", ["http://127.0.0.1:9/"])
@@ -125,7 +93,7 @@ def test_a_failed_download_says_where_to_put_what(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("dataset", "cls"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
 def test_torchvision_downloads_checks_and_unpacks(tmp_path, monkeypatch, dataset, cls):
-    """The real download code, from a mirror on this machine, with the true format and checksums of its files."""
+    """Runs torchvision's download code with a local mirror that serves files of the real format with checksums."""
     import torchvision.datasets
 
     mirror = tmp_path / "mirror"
@@ -153,39 +121,38 @@ def test_torchvision_downloads_checks_and_unpacks(tmp_path, monkeypatch, dataset
     ("options", "message"),
     [({"dataset": "emnist"}, "`dataset` must be"), ({"crop": 14}, "`crop` must be between 0 and 13")],
 )
-def test_impossible_options_are_refused(options, message):
+def test_arguments_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         CroppedMNISTDataModule(**options)
 
 
-@pytest.mark.parametrize("config", ["mnist", "fashion_mnist"])
-def test_the_configs_train_with_alpha_as_one_override(small, tmp_path, monkeypatch, config):
+@pytest.mark.parametrize("configs", [["mnist"], ["mnist", "fashion_mnist"]], ids=["mnist", "fashion_mnist"])
+def test_the_configs_train_with_alpha_overridden(small_mnist, tmp_path, monkeypatch, configs):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KSM_DATA_DIR", str(small))
+    monkeypatch.setenv("KSM_DATA_DIR", str(small_mnist))
     monkeypatch.setattr(CroppedMNISTDataModule, "probe_indices", lambda self: {
         "train": torch.arange(40), "validation": torch.arange(40, TRAIN)})  # fmt: skip
-    main(["fit", "--config", str(ROOT / "configs" / f"{config}.yaml"), "--model.kernel_params.alpha=2",
-          "--model.num_neurons=6", "--trainer.max_steps=60", "--trainer.enable_progress_bar=false"])  # fmt: skip
-    folder = tmp_path / "runs" / config / "version_0"
+    main(["fit", *(f"--config={ROOT / 'configs' / config}.yaml" for config in configs),
+          "--model.kernel_params.alpha=2", "--model.num_neurons=6", "--trainer.max_steps=60",
+          "--trainer.enable_progress_bar=false"])  # fmt: skip
+    folder = tmp_path / "runs" / configs[-1] / "version_0"
     names = {path.name for path in (folder / "figures").iterdir()}
     assert {"weights.png", "linearised.png", "responses.png", "spectra.png"} <= names
-    from ksm_lightning.runs.checkpoint import read_checkpoint
-
     content = read_checkpoint(folder / "checkpoints" / "last.ckpt")
     assert content["hyper_parameters"]["kernel_params"] == {"alpha": 2}
     assert content["state_dict"]["network.W"].shape == (6, 400)
 
 
-# ---------------------------------------------------------------------- the real digits
+# ---------------------------------------------------------------------- the real files
 
 
 @pytest.mark.mnist
-def test_the_real_digits():
+def test_the_real_images():
     data = CroppedMNISTDataModule()
     x = data.train_points.data
     assert x.shape == (70_000, 400)
     assert x.std(correction=0).item() == pytest.approx(1, abs=1e-4)
-    assert x.norm(dim=1).min() > 0  # no image is empty after the crop
+    assert x.norm(dim=1).min() > 0  # no image is blank after cropping
     assert torch.bincount(data.train_labels).tolist() == [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
     sets = data.probe_sets()
     assert {name: len(labels) for name, (_, labels) in sets.items()} == {

@@ -1,9 +1,9 @@
-"""The kernel's NRMSE against full matrices."""
+"""The kernel error against full matrices."""
 
 import pytest
 import torch
 
-import references
+from helpers import references
 from ksm_lightning.evaluation.kernel_error import KernelNRMSE, kernel_nrmse, kernel_squared_errors
 from ksm_lightning.kernels import GaussianKernel, LinearKernel
 from ksm_lightning.kernels.pairs import random_subset, symmetric_tiles
@@ -18,14 +18,14 @@ def test_tiles_equal_the_full_matrix(spec, kernel, tile):
     assert errors.tolist() == pytest.approx([references.nrmse(F, y), references.nrmse(F, z)], rel=1e-5)
 
 
-def test_exact_features_have_no_error_and_none_have_all():
+def test_exact_features_have_error_0_and_zeros_have_error_1():
     x = torch.randn(50, 4, dtype=torch.float64)
     assert kernel_nrmse(LinearKernel(), x, x, torch.zeros(50, 1, dtype=torch.float64)).tolist() == pytest.approx(
         [0.0, 1.0], abs=1e-15
     )
 
 
-def test_small_errors_of_many_points_survive_float32():
+def test_small_errors_of_many_points_are_accurate_in_float32():
     x = torch.randn(3000, 5)
     y = x * (1 + 5e-4)
     expected = references.nrmse(x.double() @ x.double().mT, y)
@@ -43,7 +43,7 @@ def test_metric_over_batches_equals_the_function():
     assert metric.compute().item() == pytest.approx(kernel_nrmse(kernel, x[:8], y[:8]).item(), rel=1e-12)
 
 
-def test_a_subset_is_random_and_always_the_same():
+def test_a_subset_is_random_but_fixed():
     kernel, x, y = GaussianKernel(0.5), torch.randn(40, 2), torch.randn(40, 3)
     chosen = random_subset(40, 10)
     assert len(chosen.unique()) == 10
@@ -55,13 +55,13 @@ def test_a_subset_is_random_and_always_the_same():
     assert metric.compute().item() == pytest.approx(kernel_nrmse(kernel, x[chosen], y[chosen]).item(), rel=1e-12)
 
 
-def test_choosing_a_subset_leaves_the_global_random_stream_alone():
+def test_choosing_a_subset_does_not_change_the_global_random_state():
     before = torch.get_rng_state()
     random_subset(40, 10)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_several_representations_share_one_walk():
+def test_several_representations_share_one_pass():
     calls = []
 
     class Counting(GaussianKernel):
@@ -82,7 +82,7 @@ def test_several_representations_share_one_walk():
         metric.update(x, y)
 
 
-def test_shares_of_the_tiles_add_up_to_the_whole():
+def test_sums_over_shares_of_the_tiles_add_up():
     kernel, x, y = GaussianKernel(0.5), torch.randn(50, 2), torch.randn(50, 3)
     tiles = list(symmetric_tiles(50, 8))
     whole = kernel_squared_errors(kernel, x, [y], tiles)
@@ -96,15 +96,43 @@ def test_shares_of_the_tiles_add_up_to_the_whole():
     assert covered.eq(1).all()
 
 
+def test_the_metric_reports_every_tile_once():
+    x, y, ticks = torch.randn(2100, 2), torch.randn(2100, 3), []
+    metric = KernelNRMSE(GaussianKernel(0.5), progress=ticks.append)
+    metric.update(x, y)
+    metric.compute()
+    assert ticks == [1] * len(list(symmetric_tiles(2100)))
+
+
+@pytest.mark.parametrize("is_replicated", [False, True])
+def test_processes_share_the_tiles_of_the_metric(monkeypatch, is_replicated):
+    """Without a process group, rank 1 of 3 is simulated. Its sums are those of every third tile from the second on."""
+    kernel, x, y = GaussianKernel(0.5), torch.randn(2100, 2), torch.randn(2100, 3)
+    reduced = []
+    for name, value in {"is_initialized": True, "get_rank": 1, "get_world_size": 3}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda *args, value=value: value)
+    monkeypatch.setattr(torch.distributed, "all_reduce", reduced.append)
+    gathered = {"dist_sync_fn": lambda value, group: [value], "distributed_available_fn": lambda: True}
+    metric = KernelNRMSE(kernel, is_replicated=is_replicated, **gathered)
+    metric.update(x, y)
+    metric.compute()
+    expected = kernel_squared_errors(kernel, x, [y], list(symmetric_tiles(2100))[1::3])
+    (sums,) = reduced
+    assert sums.tolist() == pytest.approx(expected.tolist(), rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: kernel_nrmse(LinearKernel(), torch.zeros(0, 2), torch.zeros(0, 2)), "at least one sample"),
         (lambda: kernel_nrmse(LinearKernel(), torch.zeros(3, 2)), "one representation"),
-        (lambda: kernel_nrmse(LinearKernel(), torch.zeros(3, 2), torch.zeros(4, 2)), "3 inputs but 4"),
+        (
+            lambda: kernel_nrmse(LinearKernel(), torch.zeros(3, 2), torch.zeros(4, 2)),
+            "got 3 inputs and 4",
+        ),
         (lambda: KernelNRMSE(LinearKernel(), max_points=0), "`max_points` must be at least 1"),
     ],
 )
-def test_impossible_errors_are_refused(call, message):
+def test_invalid_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -1,8 +1,8 @@
-"""One training of a few updates on some processes; run by test_distributed, never by pytest itself.
+"""A short training run on one or several processes, started by test_distributed.py.
 
-``python ddp_run.py FOLDER DEVICES BATCH_SIZE UPDATES SCHEDULE [CKPT]`` writes each rank's weights, what it logged and
-the features of all, or how its training failed. SCHEDULE is ``phases``, ``adaptive`` (which then ends with the last
-update) or ``wild``.
+``python ddp_run.py FOLDER DEVICES BATCH_SIZE UPDATES SCHEDULE [CKPT]`` writes the weights and logged values of each
+rank and the features of all points, or the error message of each rank. SCHEDULE is ``phases``, ``adaptive`` (50
+updates) or ``wild`` (which diverges).
 """
 
 import json
@@ -63,7 +63,7 @@ def main(folder: str, devices: int, batch_size: int, updates: int, schedule: str
         raise
     torch.save(model.state_dict(), Path(folder) / f"rank_{trainer.global_rank}.pt")
     scores = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    # The metric, fed with each rank's own share of the points.
+    # Each rank gives the metric its share of the points.
     metric = KernelNRMSE(model.network.kernel)
     x = data.train_points.data[trainer.global_rank :: trainer.world_size]
     metric.update(x, model(x))

@@ -1,4 +1,4 @@
-"""Slow, obvious float64 versions of what the package computes: loops and scalar formulas."""
+"""Reference computations in float64: slow, with loops and scalar formulas."""
 
 import math
 
@@ -6,9 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ksm_lightning.network import functional
+
 
 def kernel_value(name: str, params: dict[str, float], u: np.ndarray, v: np.ndarray) -> float:
-    """``f(u, v)`` of two vectors, from the definition."""
+    """``f(u, v)`` of two vectors by definition."""
     u, v = np.asarray(u, dtype=np.float64), np.asarray(v, dtype=np.float64)
     distance = math.sqrt(sum((a - b) ** 2 for a, b in zip(u, v, strict=True)))
     dot = sum(a * b for a, b in zip(u, v, strict=True))
@@ -35,13 +37,13 @@ def kernel_value(name: str, params: dict[str, float], u: np.ndarray, v: np.ndarr
 
 
 def gram(name: str, params: dict[str, float], u: Tensor, v: Tensor) -> Tensor:
-    """The block (n_u, n_v), entry by entry."""
+    """The kernel matrix (n_u, n_v), one entry at a time."""
     rows = [[kernel_value(name, params, a.numpy(), b.numpy()) for b in v.double()] for a in u.double()]
     return torch.tensor(rows, dtype=torch.float64)
 
 
 def energy(k: Tensor, y: Tensor, norms: Tensor, q: Tensor, L: Tensor, ridge: float) -> float:
-    """The paper's per-sample energy, one sample after the other, averaged."""
+    """The paper's energy, averaged over the samples one at a time."""
     k, y, norms, q, L = (t.detach().double().numpy() for t in (k, y, norms, q, L))
     total = 0.0
     for sample in range(len(y)):
@@ -59,7 +61,7 @@ def differentiable_energy(kernel, x: Tensor, y: Tensor, W: Tensor, q: Tensor, L:
     """The energy for autograd, with y a constant and ``f(w_i, w_i)`` through both arguments."""
     k = kernel.gram(x, W)
     norms = torch.stack([kernel.gram(w[None], w[None])[0, 0] for w in W])
-    if hasattr(kernel, "order"):  # arc-cosine, by hand: acos at an angle of 0 has an infinite slope
+    if hasattr(kernel, "order"):  # arc-cosine: acos has an infinite slope at an angle of 0
         norms = (W * W).sum(1) ** kernel.order
     C = y.mT @ y / len(y)
     return (
@@ -71,6 +73,20 @@ def differentiable_energy(kernel, x: Tensor, y: Tensor, W: Tensor, q: Tensor, L:
     )
 
 
+def limited_step(kernel, x: Tensor, W: Tensor, q: Tensor, L: Tensor, ridge: float, limit: float) -> functional.Step:
+    """:func:`functional.hebbian_step` with responses cut to the length ``limit sqrt(f(x, x))``."""
+    step = functional.hebbian_step(kernel, x, W, q, L, ridge)
+    length, allowed = step.y.norm(dim=1, keepdim=True), limit * kernel.diag(x).sqrt()[:, None]
+    y = torch.where(length > allowed, step.y * allowed / length, step.y)
+    C, pullback = y.mT @ y / len(y), kernel.value_and_pullback(x, W)[1]
+    gradients = functional.Gradients(
+        functional.gradient_W(q, y, pullback, kernel.diag_gradient(W)),
+        functional.gradient_q(q, step.k, y, step.self_similarity),
+        functional.gradient_L(C, L),
+    )
+    return step._replace(gradients=gradients, y=y, C=C)
+
+
 def nrmse(F: Tensor, y: Tensor) -> float:
     """``||F - Y Y^T|| / ||F||`` of full matrices."""
     F, y = F.double(), y.double()
@@ -78,7 +94,7 @@ def nrmse(F: Tensor, y: Tensor) -> float:
 
 
 def splitmix_index(seed: int, update: int, slot: int, count: int) -> int:
-    """One draw of the batch source in Python's own integers."""
+    """One index drawn by the update loader, computed with Python integers."""
     mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15
 
     def mix(z: int) -> int:

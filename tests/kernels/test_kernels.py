@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import references
+from helpers import references
+from helpers.kernels import Quadratic
 from ksm_lightning.kernels import (
     ArcCosineKernel,
     CauchyKernel,
@@ -25,11 +26,15 @@ def points(rows: int, columns: int = 5, dtype=torch.float64, seed: int = 0) -> t
     return torch.randn(rows, columns, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
+def pullback(kernel: Kernel, c: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return kernel.value_and_pullback(x, w)[1](c)
+
+
 def test_block_equals_the_definition(spec, kernel):
     u, v = points(6), points(4, seed=1)
     u[2] = 0
     v[1] = u[3]
-    # acos turns an error of eps near a right cosine of 1 into sqrt(eps): the docstring of the arc-cosine says so.
+    # acos turns an error of eps at a cosine near 1 into sqrt(eps).
     tolerance = 2e-8 if spec == ("arc_cosine", {"order": 0}) else 1e-12
     assert_close(kernel(u, v), references.gram(*spec, u, v), rtol=tolerance, atol=tolerance)
 
@@ -39,14 +44,14 @@ def test_value_with_pullback_equals_the_block(kernel):
     assert_close(kernel.value_and_pullback(x, w)[0], kernel(x, w), rtol=1e-13, atol=1e-13)
 
 
-def test_diagonal_is_that_of_the_block(spec, kernel):
+def test_diagonal_equals_that_of_the_block(spec, kernel):
     u = points(5)
     u[1] = 0
     expected = references.gram(*spec, u, u).diagonal()
     assert_close(kernel.diag(u), expected, rtol=1e-7, atol=1e-7)
 
 
-def test_base_diagonal_walks_over_all_tiles(kernel):
+def test_the_base_class_computes_the_whole_diagonal_in_tiles(kernel):
     u = points(150)
     assert_close(Kernel.diag(kernel, u), kernel.diag(u), rtol=1e-7, atol=1e-7)
 
@@ -54,7 +59,7 @@ def test_base_diagonal_walks_over_all_tiles(kernel):
 def test_closed_pullback_equals_autograd(kernel):
     x, w, c = points(7), points(4, seed=1), points(7, 4, seed=2)
     by_autograd = Kernel.evaluate(kernel, (x,), w, kernel.self_terms(w))[1](c).dense()
-    assert_close(kernel.pullback(c, x, w), by_autograd, rtol=1e-9, atol=1e-9)
+    assert_close(pullback(kernel, c, x, w), by_autograd, rtol=1e-9, atol=1e-9)
 
 
 def test_closed_diagonal_gradient_equals_autograd(kernel):
@@ -73,7 +78,7 @@ def test_pullback_equals_finite_differences(spec, kernel):
             low[i, a] -= step
             difference = references.gram(*spec, x, high) - references.gram(*spec, x, low)
             numeric[i, a] = (c * difference).sum() / (2 * step)
-    assert_close(kernel.pullback(c, x, w), numeric, rtol=1e-6, atol=1e-7)
+    assert_close(pullback(kernel, c, x, w), numeric, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -81,17 +86,17 @@ def test_zero_vectors_give_no_nan(kernel, dtype):
     x, w = points(3, dtype=dtype), points(3, dtype=dtype, seed=1)
     x[0], w[1] = 0, 0
     c = torch.ones(3, 3, dtype=dtype)
-    for value in (kernel(x, w), kernel.diag(w), kernel.pullback(c, x, w), kernel.diag_gradient(w)):
+    for value in (kernel(x, w), kernel.diag(w), pullback(kernel, c, x, w), kernel.diag_gradient(w)):
         assert value.isfinite().all()
-    assert Kernel.evaluate(kernel, (x,), w, kernel.self_terms(w))[1](c).dense().isfinite().all()  # by autograd too
+    assert Kernel.evaluate(kernel, (x,), w, kernel.self_terms(w))[1](c).dense().isfinite().all()  # autograd fallback
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_landmarks_at_data_points_give_finite_derivatives(kernel, dtype):
     x = points(6, dtype=dtype)
-    gradient = kernel.pullback(torch.eye(6, dtype=dtype), x, x.clone())
+    gradient = pullback(kernel, torch.eye(6, dtype=dtype), x, x.clone())
     assert gradient.isfinite().all()
-    # At its own point a radial kernel is at its maximum: there is no slope but rounding's.
+    # A radial kernel has its maximum at distance 0, so the gradient is 0 up to rounding.
     if kernel.is_radial:
         assert gradient.abs().max() < (1e-3 if dtype == torch.float32 else 1e-6)
 
@@ -101,7 +106,7 @@ def test_block_is_positive_semidefinite(kernel):
     assert torch.linalg.eigvalsh(kernel(u, u)).min() > -1e-6
 
 
-def test_homogeneous_kernels_scale_as_they_say(kernel):
+def test_homogeneous_kernels_scale_with_their_degree(kernel):
     u, v = points(4), points(3, seed=1)
     if kernel.degree is None:
         assert not kernel.is_homogeneous
@@ -111,7 +116,7 @@ def test_homogeneous_kernels_scale_as_they_say(kernel):
         assert_close(kernel(2 * u, 3 * v), 6**kernel.degree * kernel(u, v))
 
 
-def test_arc_cosine_of_order_0_is_not_homogeneous_enough_to_fix_q():
+def test_arc_cosine_of_order_0_has_degree_0_and_learns_its_gains():
     assert ArcCosineKernel(0).degree == 0
     assert not ArcCosineKernel(0).is_homogeneous
     assert ArcCosineKernel(1).is_homogeneous
@@ -132,7 +137,7 @@ def test_odd_kernels_flip_with_their_argument(kernel):
 @pytest.mark.parametrize("cls", [GaussianKernel, LaplacianKernel, CauchyKernel])
 @pytest.mark.parametrize("offset", [1e2, 1e4])
 def test_nearly_equal_points_far_from_the_origin_keep_their_digits_in_float32(cls, offset):
-    # Coordinates that float32 holds exactly, so that the only errors are the kernel's.
+    # These coordinates are exact in float32, so all errors come from the kernel.
     steps = torch.randint(-128, 128, (40, 3), generator=torch.Generator().manual_seed(0)).double() / 128
     far = steps + offset
     assert (far.float().double() == far).all()
@@ -140,16 +145,16 @@ def test_nearly_equal_points_far_from_the_origin_keep_their_digits_in_float32(cl
     exact = references.gram(kernel_name(kernel), kernel.params(), steps, steps)
     assert_close(kernel(far.float(), far.float()).double(), exact, rtol=0, atol=3e-4)
     c = torch.ones(40, 40)
-    exact_pull = kernel.pullback(c.double(), steps, steps[:40])
-    assert_close(kernel.pullback(c, far.float(), far.float()).double(), exact_pull, rtol=0, atol=2e-2)
+    exact_pullback = pullback(kernel, c.double(), steps, steps[:40])
+    assert_close(pullback(kernel, c, far.float(), far.float()).double(), exact_pullback, rtol=0, atol=2e-2)
 
 
-def test_parallel_vectors_have_full_power_cosine():
+def test_the_power_cosine_of_parallel_vectors_is_the_product_of_their_lengths():
     u = points(5, dtype=torch.float32)
     assert_close(PowerCosineKernel(3)(u, 2 * u).diagonal(), 2 * (u * u).sum(1), rtol=1e-6, atol=0)
 
 
-def test_global_matmul_precision_is_neither_obeyed_nor_lost():
+def test_kernels_ignore_the_global_matmul_precision_and_restore_it():
     seen = []
 
     class Spy(GaussianKernel):
@@ -180,28 +185,17 @@ def test_full_precision_restores_the_setting_after_an_error():
         torch.set_float32_matmul_precision("highest")
 
 
-class Quadratic(Kernel):
-    """A user's kernel: one method."""
-
-    def __init__(self, offset: float = 1.0) -> None:
-        super().__init__()
-        self.offset = offset
-
-    def gram(self, u, v):
-        return (self.offset + u @ v.mT) ** 2
-
-
-def test_a_kernel_of_one_method_has_all_answers():
+def test_a_kernel_with_only_gram_has_diagonal_and_derivatives():
     kernel, x, w, c = Quadratic(0.5), points(6), points(3, seed=1), points(6, 3, seed=2)
     assert_close(kernel.diag(w), (0.5 + (w * w).sum(1)) ** 2)
     assert_close(kernel.diag_gradient(w), 4 * (0.5 + (w * w).sum(1))[:, None] * w)
-    assert_close(kernel.pullback(c, x, w), (2 * c * (0.5 + x @ w.mT)).mT @ x)
+    assert_close(pullback(kernel, c, x, w), (2 * c * (0.5 + x @ w.mT)).mT @ x)
     with torch.inference_mode():
-        assert_close(kernel.pullback(c, x, w), (2 * c * (0.5 + x @ w.mT)).mT @ x)
+        assert_close(pullback(kernel, c, x, w), (2 * c * (0.5 + x @ w.mT)).mT @ x)
     assert repr(kernel.with_params(offset=2.0)) == "Quadratic(offset=2.0)"
 
 
-def test_a_constant_diagonal_has_no_gradient():
+def test_a_constant_diagonal_has_gradient_0():
     class Unit(Quadratic):
         def diag(self, u):
             return u.new_ones(len(u))
@@ -211,7 +205,7 @@ def test_a_constant_diagonal_has_no_gradient():
 
 @pytest.mark.parametrize("sigma", [0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("cls", [GaussianKernel, LaplacianKernel, CauchyKernel])
-def test_impossible_widths_are_refused(cls, sigma):
+def test_invalid_widths_are_refused(cls, sigma):
     with pytest.raises(ValueError, match="`sigma` must be positive and finite"):
         cls(sigma)
 
@@ -224,24 +218,24 @@ def test_impossible_widths_are_refused(cls, sigma):
         (lambda: PolynomialKernel(-1), "`degree` must be a whole number"),
         (lambda: ArcCosineKernel(2), "`order` must be 0 or 1"),
         (lambda: make_kernel("gaussian", width=1), "cannot be made from"),
-        (lambda: GaussianKernel().with_params(alpha=1), "has no parameter 'alpha'; it takes sigma"),
+        (lambda: GaussianKernel().with_params(alpha=1), "has no parameter 'alpha'; its parameters: sigma"),
         (lambda: GaussianKernel()(torch.zeros(3), torch.zeros(3)), "rows of two matrices"),
         (lambda: GaussianKernel()(torch.zeros(3, 2), torch.zeros(3, 3)), "rows of two matrices"),
     ],
 )
-def test_bad_arguments_are_named(make, message):
+def test_invalid_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_an_unregistered_kernel_says_what_to_import():
+def test_an_unregistered_name_says_what_to_import():
     with pytest.raises(ValueError, match="import the module that defines it under @register_kernel\\('mine'\\)"):
         make_kernel("mine")
     with pytest.raises(ValueError, match="has no registered name"):
         kernel_name(Quadratic())
 
 
-def test_registered_names_are_unique_and_redefinable():
+def test_a_name_belongs_to_one_class_which_can_be_redefined():
     with pytest.raises(ValueError, match="belongs to GaussianKernel"):
         register_kernel("gaussian")(Quadratic)
     assert kernel_name(make_kernel("gaussian")) == "gaussian"
@@ -253,15 +247,15 @@ def test_registered_names_are_unique_and_redefinable():
     assert make_kernel("test_quadratic", offset=3.0).offset == 3.0
 
 
-def test_what_is_prepared_of_a_batch_does_not_depend_on_its_block(kernel):
+def test_a_prepared_batch_does_not_depend_on_its_block(kernel):
     x = torch.stack([points(7, seed=seed) for seed in range(5)])
     together = kernel.prepare(x)
-    for place, batch in enumerate(x):
+    for index, batch in enumerate(x):
         for whole, alone in zip(together, kernel.prepare(batch), strict=True):
-            assert torch.equal(whole[place], alone)
+            assert torch.equal(whole[index], alone)
 
 
-def test_terms_of_a_landmark_with_itself_are_the_single_ones(kernel):
+def test_self_terms_equal_diag_curvature_and_diag_gradient(kernel):
     w = points(6)
     terms = kernel.self_terms(w)
     assert_close(torch.ones(6).double() if terms.value is None else terms.value, kernel.diag(w))

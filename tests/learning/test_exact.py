@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from conftest import KERNELS
 from torch.testing import assert_close
 
-import references
+from helpers import references
+from helpers.kernels import KERNELS
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import GaussianKernel, LinearKernel, make_kernel
 from ksm_lightning.learning.exact import (
@@ -37,9 +37,9 @@ def reduced_energy(kernel, x, W, q, L, ridge=RIDGE) -> torch.Tensor:
 
 
 def exact(kernel, x, W, q, ridge=RIDGE):
-    total, count = similarity_moment(kernel, x.split(7), W)
-    assert count == len(x)
-    return solve_inner(q[:, None] * total * q / count, kernel.diag(W), q, ridge)
+    moment = similarity_moment(kernel, x.split(7), W)
+    assert moment.samples == len(x)
+    return solve_inner(moment.of_drive(q), kernel.diag(W), q, ridge)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3, 10.0])
@@ -91,8 +91,7 @@ def test_gradients_of_the_bound_are_the_local_rules_at_the_exact_L(rng, spec):
 
 def test_the_optimal_scale_is_the_best_common_gain(rng):
     kernel, x, W, _ = state(rng)
-    total, count = similarity_moment(kernel, [x], W)
-    c = optimal_scale(total / count, kernel.diag(W))
+    c = optimal_scale(similarity_moment(kernel, [x], W).of_drive(torch.ones(5)), kernel.diag(W))
 
     def bound(gain):
         return exact(kernel, x, W, gain * torch.ones(5, dtype=torch.float64), ridge=1e-12).bound.item()

@@ -11,11 +11,10 @@ from sklearn.datasets import load_digits
 from torch.testing import assert_close
 
 from ksm_lightning.kernels import GaussianKernel, LinearKernel, make_kernel
-from ksm_lightning.learning import train as learning
+from ksm_lightning.learning import AdaptiveSchedule, Stream, train, train_on_few
 from ksm_lightning.learning.exact import similarity_moment, solve_inner
-from ksm_lightning.learning.rules import rates_at
-from ksm_lightning.learning.schedule import AdaptiveSchedule
-from ksm_lightning.learning.stream import Reservoir, Stream, train_on_few
+from ksm_lightning.learning.schedule import StreamSchedule
+from ksm_lightning.learning.stream import Reservoir
 from ksm_lightning.network.readout import read_out
 
 
@@ -89,32 +88,32 @@ def points(count, seed=0, features=2) -> torch.Tensor:
     return torch.tensor(np.random.RandomState(seed).randn(count, features))
 
 
-def test_it_begins_anew_at_doublings_and_is_looked_after_in_between(monkeypatch):
-    begun, looked_after = [], []
-    begin, look_after = Stream._begin, Stream._look_after
+def test_it_restarts_at_doublings_and_is_revised_in_between(monkeypatch):
+    restarted, revised = [], []
+    restart, revise = Stream._restart, Stream._revise
 
-    def spy_begin(self, like):
-        begun.append(self.seen)
-        begin(self, like)
+    def spy_restart(self, like):
+        restarted.append(self.seen)
+        restart(self, like)
 
-    def spy_look_after(self):
-        looked_after.append(self.seen)
-        look_after(self)
+    def spy_revise(self, learner):
+        revised.append(self.seen)
+        revise(self, learner)
 
-    monkeypatch.setattr(Stream, "_begin", spy_begin)
-    monkeypatch.setattr(Stream, "_look_after", spy_look_after)
+    monkeypatch.setattr(Stream, "_restart", spy_restart)
+    monkeypatch.setattr(Stream, "_revise", spy_revise)
     stream = Stream(GaussianKernel(), 3)
     for row in torch.split(points(4200), 1)[:600]:
         stream.learn(row)
-    assert begun == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
-    # The powers of 1.2, rounded up, but for those at which it begins anew.
-    stages = sorted({math.ceil(1.2**k) for k in range(1, 36)} - set(begun))
+    assert restarted == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    # The powers of 1.2, rounded up, without those at which it restarts.
+    stages = sorted({math.ceil(1.2**k) for k in range(1, 36)} - set(restarted))
     assert stages[:8] == [3, 5, 6, 7, 9, 11, 13, 19]
-    assert looked_after == stages
-    looked_after.clear()
+    assert revised == stages
+    revised.clear()
     stream.learn(points(3600))
-    assert begun[-1] == 512  # 1,024 samples are more than the reservoir holds
-    assert len(looked_after) == 10  # 1.2^36 is 709, 1.2^45 is 3,657, and 1.2^46 is 4,388
+    assert restarted[-1] == 512  # 1,024 samples are more than the reservoir holds
+    assert len(revised) == 10  # 1.2^36 is 709, 1.2^45 is 3,657, and 1.2^46 is 4,388
     assert stream.seen == 4200
 
 
@@ -170,16 +169,14 @@ def test_between_restarts_every_batch_is_one_update():
 
 
 def test_steps_fall_with_the_samples_seen():
-    """W and q with three quarters of a power, L with a whole one; four samples a neuron count as nothing."""
-    stream = Stream(GaussianKernel(), 5)
-    whole = rates_at(AdaptiveSchedule(), stream.kernel, 0, 5, 1)
-    assert stream.rates(1) == whole
+    """W and q as samples^-0.75, L as 1 / samples, in units of four samples per neuron."""
+    schedule, whole = StreamSchedule(), AdaptiveSchedule().rates(0, 5, 1)
+    assert schedule.rates(0, 5, 1) == whole
     for seen, age in ((20, 2), (60, 4), (20 * (10**4 - 1), 10**4)):
-        stream.seen = seen
-        found = stream.rates(1)
+        found = schedule.rates(seen, 5, 1)
         expected = (whole.W * age**-0.75, whole.q * age**-0.75, whole.L / age)
         assert tuple(found) == pytest.approx(expected, rel=1e-12)
-    assert stream.rates(64).L > stream.rates(1).L  # a batch knows more than a sample
+    assert schedule.rates(20, 5, 64).L > schedule.rates(20, 5, 1).L  # a batch shows more than a sample
 
 
 def test_one_neuron_learns_the_direction_of_a_line():
@@ -216,39 +213,39 @@ def test_a_zero_is_a_sample_too():
 
 def test_a_stream_after_training_starts_with_small_steps():
     x = points(300)
-    network = learning.train(GaussianKernel(), x, 6, AdaptiveSchedule(100), batch_size=32)
+    network = train(GaussianKernel(), x, 6, AdaptiveSchedule(100), batch_size=32)
     stream = Stream.after(network, x, 100, batch_size=32)
     assert torch.equal(stream.network.W, network.W)
     assert (stream.seen, stream.updates, stream.reservoir.seen) == (300, 100, 300)
     assert torch.equal(stream.reservoir.rows, x)
-    assert stream.rates(32).L < 0.2 * Stream(GaussianKernel(), 6).rates(32).L
+    assert stream._learner.rates(stream.seen, 32).L < 0.2 * stream._learner.rates(0, 32).L
     weights = {name: value.clone() for name, value in network.state_dict().items()}
-    stream.learn(points(10, seed=3))  # it goes on and does not begin anew
+    stream.learn(points(10, seed=3))  # it continues and does not restart
     assert 0 < (stream.network.W - network.W).norm(dim=1).max() < 0.2
     for name, value in network.state_dict().items():  # what was given is not written to
         assert torch.equal(value, weights[name])
 
 
-def test_a_network_that_was_trained_on_few_samples_begins_anew_with_more(monkeypatch):
-    """Its silent neurons are needed now; four samples a neuron are enough to go on from."""
-    begun, begin = [], Stream._begin
+def test_a_network_that_was_trained_on_few_samples_restarts_with_more(monkeypatch):
+    """Its silent neurons are needed now; from four samples per neuron on it continues."""
+    restarted, restart = [], Stream._restart
 
     def spy(self, like):
-        begun.append(self.seen)
-        begin(self, like)
+        restarted.append(self.seen)
+        restart(self, like)
 
-    monkeypatch.setattr(Stream, "_begin", spy)
+    monkeypatch.setattr(Stream, "_restart", spy)
     x = points(200)
     stream = Stream.after(train_on_few(GaussianKernel(), x[:5], 10, 50), x[:5], 50)
     for row in torch.split(x[5:], 1):
         stream.learn(row)
-    assert begun == [8, 16, 32]
+    assert restarted == [8, 16, 32]
     assert (stream.network.q.abs() > 0.01).all()
 
 
 def test_a_large_sample_is_thinned_to_the_capacity():
     x = points(1500)
-    network = learning.train(GaussianKernel(), x, 4, AdaptiveSchedule(5))
+    network = train(GaussianKernel(), x, 4, AdaptiveSchedule(5))
     stream = Stream.after(network, x, 5)
     assert len(stream.reservoir.rows) == stream.reservoir.capacity == 1000
     assert (stream.seen, stream.reservoir.seen) == (1500, 1500)
@@ -256,13 +253,13 @@ def test_a_large_sample_is_thinned_to_the_capacity():
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
 @pytest.mark.parametrize("n", [5, 16])
-def test_a_copy_goes_on_to_the_same_bits(again, n):
-    """With 16 neurons and one sample at a time the inverse is tracked, and a part of what is copied."""
+def test_a_copy_continues_bitwise(again, n):
+    """With 16 neurons and one sample at a time the inverse is tracked, and must be copied."""
     x = points(150)
     stream = Stream(GaussianKernel(), n, seed=2)
     for row in torch.split(x[:100], 1):
         stream.learn(row)
-    assert bool(stream._updater.state_dict()) == (n == 16)
+    assert bool(stream._learner.responses.state_dict()) == (n == 16)
     copied = again(stream)
     for either in (stream, copied):
         for row in torch.split(x[100:], 1):
@@ -293,7 +290,7 @@ def test_the_network_has_the_dtype_of_the_samples(dtype):
 
 
 def test_without_a_sample_there_is_no_network():
-    with pytest.raises(ValueError, match="Nothing was seen yet: call `learn` with samples first"):
+    with pytest.raises(ValueError, match="No sample was seen yet: call `learn` with samples first"):
         _ = Stream(GaussianKernel(), 4).network
 
 
@@ -324,7 +321,7 @@ def test_going_on_with_the_same_data_keeps_what_was_learned(kernel, bound, batch
     """Wide kernels, whose exact L has tiny eigenvalues: a stream that went on with it had errors above 1 within three
     updates. The trained network has 0.027, 0.020, 0.028 and 0.058."""
     x = digits()
-    network = learning.train(kernel, x[:1400], 32, AdaptiveSchedule(1000))
+    network = train(kernel, x[:1400], 32, AdaptiveSchedule(1000))
     stream = Stream.after(network, x[:1400], 1000)
     for part in torch.split(x[:700], batch):
         stream.learn(part)
@@ -359,8 +356,7 @@ def test_what_has_been_learned_is_told_without_changing_it():
     settled = stream.settled()
     for name, value in stream.network.state_dict().items():
         assert torch.equal(value, before[name])
-    total, count = similarity_moment(settled.kernel, [points(300)], settled.W)
-    B = settled.q[:, None] * (total / count) * settled.q
+    B = similarity_moment(settled.kernel, [points(300)], settled.W).of_drive(settled.q)
     exact = solve_inner(B, settled.kernel.diag(settled.W), settled.q, settled.ridge).L
     assert_close(settled.L.detach(), exact)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import references
+from helpers import references
 from ksm_lightning.kernels import GaussianKernel, Kernel
 from ksm_lightning.network import functional
 
@@ -46,7 +46,7 @@ def test_gradients_by_the_autograd_fallback_equal_autograd_of_the_energy(spec, k
     x, W, q, L = state()
     fallback = Fallback(**spec[1])
     if spec == ("arc_cosine", {"order": 0}):
-        fallback.diag = kernel.diag  # f(w, w) by acos has an error of sqrt(eps), as the kernel's docstring says
+        fallback.diag = kernel.diag  # acos at f(w, w) has an error of sqrt(eps)
     step = functional.hebbian_step(fallback, x, W, q, L, RIDGE)
     for value, reference in zip(step.gradients, autograd_gradients(kernel, x, step.y, W, q, L), strict=True):
         assert_close(value, reference, rtol=1e-9, atol=1e-9)
@@ -75,7 +75,7 @@ def test_responses_solve_the_linear_system():
     assert_close(functional.responses(drive, L, RIDGE), expected, rtol=1e-11, atol=1e-11)
 
 
-def test_a_failed_factorisation_shows_in_the_values():
+def test_a_failed_factorisation_returns_nan():
     assert functional.responses(torch.ones(2, 2), -torch.eye(2), RIDGE).isnan().all()
 
 
@@ -85,42 +85,42 @@ def test_dynamics_agree_with_the_closed_form(spread):
     basis = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64, generator=g))[0]
     L = basis @ torch.diag(torch.logspace(0, torch.log10(torch.tensor(spread)), 8, dtype=torch.float64)) @ basis.mT
     drive = torch.randn(6, 8, dtype=torch.float64, generator=g)
-    settled = functional.settle(drive, L, RIDGE)
+    found = functional.run_dynamics(drive, L, RIDGE)
     closed = functional.responses(drive, L, RIDGE)
-    assert settled.has_converged
-    assert settled.error <= 1e-8
-    assert torch.linalg.norm(settled.y - closed) / torch.linalg.norm(closed) < 1e-6
+    assert found.has_converged
+    assert found.error <= 1e-8
+    assert torch.linalg.norm(found.y - closed) / torch.linalg.norm(closed) < 1e-6
 
 
 def test_dynamics_agree_with_the_closed_form_in_float32():
     x, W, q, L = state(dtype=torch.float32)
     drive = q * GaussianKernel(1.0)(x, W)
-    settled = functional.settle(drive, L, RIDGE)
-    assert settled.has_converged
-    assert settled.y.dtype == torch.float32
+    found = functional.run_dynamics(drive, L, RIDGE)
+    assert found.has_converged
+    assert found.y.dtype == torch.float32
     exact = functional.responses(drive.double(), L.double(), RIDGE)
-    assert torch.linalg.norm(settled.y - exact) / torch.linalg.norm(exact) < 1e-6
+    assert torch.linalg.norm(found.y - exact) / torch.linalg.norm(exact) < 1e-6
 
 
-def test_dynamics_say_when_they_reach_their_limit():
-    with pytest.warns(UserWarning, match="stopped at their limit of 7 steps"):
-        settled = functional.settle(torch.ones(1, 2), torch.diag(torch.tensor([1.0, 1e-3])), RIDGE, max_steps=7)
-    assert settled.steps == 7
-    assert not settled.has_converged
+def test_dynamics_warn_when_they_reach_max_steps():
+    with pytest.warns(UserWarning, match="did not converge in 7 steps"):
+        found = functional.run_dynamics(torch.ones(1, 2), torch.diag(torch.tensor([1.0, 1e-3])), RIDGE, max_steps=7)
+    assert found.steps == 7
+    assert not found.has_converged
 
 
-def test_dynamics_refuse_to_run_away():
+def test_divergent_dynamics_are_refused():
     with pytest.raises(ValueError, match="positive definite"):
-        functional.settle(torch.ones(1, 2), -torch.eye(2), RIDGE)
+        functional.run_dynamics(torch.ones(1, 2), -torch.eye(2), RIDGE)
 
 
-def test_no_drive_means_no_response():
-    settled = functional.settle(torch.zeros(3, 2), torch.eye(2), RIDGE)
-    assert settled.steps == 0
-    assert settled.y.eq(0).all()
+def test_zero_drive_gives_zero_responses():
+    found = functional.run_dynamics(torch.zeros(3, 2), torch.eye(2), RIDGE)
+    assert found.steps == 0
+    assert found.y.eq(0).all()
 
 
-def test_energy_is_the_papers_sum_over_samples(kernel):
+def test_energy_equals_the_mean_over_samples_of_the_paper(kernel):
     x, W, q, L = state()
     k = kernel(x, W)
     y = torch.randn(9, 5, dtype=torch.float64)
@@ -128,7 +128,7 @@ def test_energy_is_the_papers_sum_over_samples(kernel):
     assert float(terms.total) == pytest.approx(references.energy(k, y, kernel.diag(W), q, L, RIDGE), rel=1e-12)
 
 
-def test_energy_terms_are_those_named():
+def test_each_energy_term_equals_its_formula():
     x, W, q, L = state()
     k, y, norms = GaussianKernel(1.0)(x, W), torch.randn(9, 5, dtype=torch.float64), torch.ones(5, dtype=torch.float64)
     terms = functional.energy_terms(k, y, norms, q, L, RIDGE)
@@ -139,7 +139,7 @@ def test_energy_terms_are_those_named():
     assert_close(terms.ridge, 0.5 * RIDGE * (y**2).sum(1).mean())
 
 
-def test_an_odd_kernel_keeps_its_similarities_when_signs_are_aligned():
+def test_aligned_signs_keep_the_gram_matrix_of_the_responses():
     W, y = torch.randn(6, 3), torch.randn(50, 6)
     aligned_W, aligned_y = functional.align_signs(W, y)
     assert (aligned_y.mean(0) >= 0).all()

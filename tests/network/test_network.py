@@ -1,4 +1,4 @@
-"""The network and where its landmarks start."""
+"""The network and the initialisation of its landmarks."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from ksm_lightning.network.initialisation import DataInit, NormalInit, kernel_km
 from ksm_lightning.network.ksm_network import KSMNetwork
 
 
-def test_parameters_have_the_papers_shapes_and_start():
+def test_parameters_have_the_papers_shapes_and_initial_values():
     net = KSMNetwork(GaussianKernel(0.3), in_features=3, num_neurons=2000)
     assert {name: tuple(p.shape) for name, p in net.named_parameters()} == {
         "W": (2000, 3),
@@ -40,14 +40,14 @@ def test_solvers_agree():
     assert_close(slow(x), closed(x), rtol=1e-6, atol=1e-6)
 
 
-def test_generator_decides_the_start():
-    def start(seed):
+def test_the_generator_determines_the_initial_W():
+    def initial_W(seed):
         return KSMNetwork(
             GaussianKernel(), 2, 4, init=NormalInit(0.5), generator=torch.Generator().manual_seed(seed)
         ).W.detach()
 
-    assert torch.equal(start(1), start(1))
-    assert not torch.equal(start(1), start(2))
+    assert torch.equal(initial_W(1), initial_W(1))
+    assert not torch.equal(initial_W(1), initial_W(2))
 
 
 @pytest.mark.parametrize(
@@ -60,29 +60,29 @@ def test_generator_decides_the_start():
         ({"solver": "magic"}, "`solver` must be"),
     ],
 )
-def test_impossible_networks_are_refused(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         KSMNetwork(**{"kernel": LinearKernel(), "in_features": 2, "num_neurons": 3, **arguments})
 
 
-def test_a_wrong_feature_count_is_named():
+def test_a_wrong_number_of_features_is_refused():
     net = KSMNetwork(LinearKernel(), in_features=2, num_neurons=3)
     with pytest.raises(ValueError, match=r"inputs of shape \(batch, 2\), got \(4, 3\)"):
         net(torch.zeros(4, 3))
 
 
-def test_nothing_is_differentiated_through_the_network():
+def test_responses_have_no_gradient():
     net = KSMNetwork(LinearKernel(), 2, 3)
     assert not net(torch.zeros(4, 2)).requires_grad
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf")])
-def test_impossible_scales_are_refused(scale):
+def test_invalid_scales_are_refused(scale):
     with pytest.raises(ValueError, match="positive and finite"):
         NormalInit(scale)
 
 
-def test_data_start_consists_of_data_points(rng):
+def test_data_init_uses_distinct_data_points(rng):
     x = torch.randn(50, 3)
     net = KSMNetwork(GaussianKernel(1.0), 3, 10, init=DataInit(x), generator=rng)
     distances = torch.cdist(net.W.detach(), x)
@@ -98,7 +98,7 @@ def test_kmeans_plus_plus_reaches_every_cluster_before_it_repeats_one(rng):
 
 
 def test_kmeans_plus_plus_draws_by_squared_distance_in_feature_space():
-    # Two points already coincide with the first draw's place; a third is farther in the linear kernel's space.
+    # From the first point, the squared distances in the feature space of the linear kernel are 0, 1 and 9.
     x = torch.tensor([[0.0], [1.0], [3.0]])
     counts = torch.zeros(3)
     for seed in range(3000):
@@ -118,13 +118,13 @@ def test_fewer_distinct_points_than_neurons_are_repeated(rng):
     assert len(x[chosen].unique(dim=0)) == 2
 
 
-def test_data_start_refuses_points_of_another_size():
+def test_data_init_refuses_points_with_another_number_of_features():
     with pytest.raises(ValueError, match=r"points of shape \(samples, 3\), got \(5, 2\)"):
         KSMNetwork(LinearKernel(), 3, 2, init=DataInit(torch.zeros(5, 2)))
 
 
-def test_training_by_hand_matches_the_similarities():
-    """The rules themselves, without Lightning: a small linear network learns the inner products of its inputs."""
+def test_gradient_steps_on_a_linear_network_match_the_inner_products():
+    """A plain loop over ``hebbian_step``, without Lightning."""
     x = torch.randn(200, 2) * torch.tensor([1.5, 1.0])
     net = KSMNetwork(LinearKernel(), 2, 2, init=NormalInit(0.5))
     W, q, L = net.W.data, net.q.data, net.L.data
@@ -134,4 +134,4 @@ def test_training_by_hand_matches_the_similarities():
         L += 0.5 * step.gradients.L
     y = net(x)
     error = torch.linalg.norm(x @ x.mT - y @ y.mT) / torch.linalg.norm(x @ x.mT)
-    assert error < 2 * net.ridge  # the ridge is all that is left
+    assert error < 2 * net.ridge  # the ridge accounts for the remaining error

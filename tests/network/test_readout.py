@@ -1,12 +1,11 @@
-"""Readouts against their definitions and limit cases, and by name wherever features are computed."""
+"""Readouts and landmark features against their definitions and limit cases, and by name in evaluations."""
 
 import numpy as np
 import pytest
 import torch
-from test_callbacks import trainer
-from test_module import fit, model, moons
 from torch.testing import assert_close
 
+from helpers.runs import fit, model, moons, trainer
 from ksm_lightning.callbacks import FeatureWriter, KernelErrorEvaluation, KMeansProbe, LinearProbe
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import GaussianKernel
@@ -14,6 +13,7 @@ from ksm_lightning.network.initialisation import DataInit
 from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.network.readout import (
     READOUTS,
+    LandmarkFeatures,
     least_squares_matrix,
     make_encoder,
     nystroem_matrix,
@@ -38,7 +38,7 @@ def x(rng) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("readout", READOUTS)
-def test_each_readout_is_one_matrix(network, x, readout):
+def test_each_readout_is_a_matrix_product(network, x, readout):
     network, x = network.double(), x.double()
     M = readout_matrix(network, readout, x)
     assert M.shape == (7, 7)
@@ -47,27 +47,27 @@ def test_each_readout_is_one_matrix(network, x, readout):
     assert read_out(network.float(), readout, x.float()).dtype == torch.float32
 
 
-def test_neural_is_the_networks_response(network, x):
+def test_the_neural_readout_equals_the_responses(network, x):
     assert torch.equal(read_out(network, "neural", x), network(x))
 
 
-def test_nystroem_is_exact_on_its_landmarks(network):
+def test_nystroem_is_exact_on_the_landmarks(network):
     W = network.W.double()
     y = network.kernel(W, W) @ nystroem_matrix(network.kernel, network.W)
     assert_close(y @ y.mT, network.kernel(W, W), rtol=1e-9, atol=1e-9)
 
 
-def test_nystroem_survives_equal_landmarks(network, x):
+def test_nystroem_ignores_a_repeated_landmark(network, x):
     with torch.no_grad():
         network.W[3] = network.W[4]
     y = read_out(network, "nystroem", x)
     with torch.no_grad():
-        network.W[3] = 1e6  # far from everything: as if it were not there
+        network.W[3] = 1e6  # far from all points, so that it contributes nothing
     assert y.isfinite().all()
     assert_close(y @ y.mT, (z := read_out(network, "nystroem", x)) @ z.mT, rtol=1e-4, atol=1e-4)
 
 
-def test_least_squares_has_the_smallest_error_of_all(network, x):
+def test_least_squares_has_the_smallest_error(network, x):
     errors = {name: kernel_nrmse(network.kernel, x, read_out(network, name, x)).item() for name in READOUTS}
     assert errors["least_squares"] < errors["nystroem"] < errors["neural"]
     K = network.kernel(x.double(), network.W.double())
@@ -78,7 +78,32 @@ def test_least_squares_has_the_smallest_error_of_all(network, x):
     assert_close(K @ M @ M.mT @ K.mT, best, rtol=1e-6, atol=1e-7)
 
 
-def test_every_point_a_landmark_makes_both_exact(x):
+def test_landmark_features_compute_in_the_dtype_of_the_matrices(network, x):
+    W, M = network.W.detach().double(), torch.randn(7, 3, dtype=torch.float64)  # fewer features than landmarks
+    expected = network.kernel(x.double(), W) @ M
+    assert torch.equal(LandmarkFeatures(network.kernel, W, M)(x), expected)
+    assert torch.equal(LandmarkFeatures(network.kernel, W, M, torch.float32)(x), expected.float())
+    assert LandmarkFeatures(network.kernel, W.float(), M.float())(x.double()).dtype == torch.float32
+
+
+def test_landmark_features_keep_their_values_when_the_network_changes(network, x):
+    network, x = network.double(), x.double()
+    features = LandmarkFeatures.of(network, "nystroem")
+    before = features(x)
+    with torch.no_grad():
+        network.W.add_(1)
+    assert torch.equal(features(x), before)
+    assert features.half().W.dtype == torch.float64
+
+
+def test_landmarks_and_readout_must_match():
+    with pytest.raises(ValueError, match=r"must match in n and dtype, got \(3, 2\) in torch.float32 and \(2, 2\)"):
+        LandmarkFeatures(GaussianKernel(), torch.zeros(3, 2), torch.eye(2))
+    with pytest.raises(ValueError, match="must match in n and dtype"):
+        LandmarkFeatures(GaussianKernel(), torch.zeros(2, 2), torch.eye(2).double())
+
+
+def test_every_point_a_landmark_makes_both_matrices_exact(x):
     kernel = GaussianKernel(0.5)
     W = x[:40]
     for M in (nystroem_matrix(kernel, W), least_squares_matrix(kernel, W, W)):
@@ -86,18 +111,18 @@ def test_every_point_a_landmark_makes_both_exact(x):
         assert kernel_nrmse(kernel, W.double(), y).item() < 1e-6
 
 
-def test_bad_names_and_missing_samples_are_refused(network, x):
+def test_unknown_readouts_and_missing_samples_are_refused(network, x):
     with pytest.raises(ValueError, match="There is no readout 'pca': choose one of neural, nystroem, least_squares"):
         read_out(network, "pca", x)
     with pytest.raises(ValueError, match="needs a sample"):
         make_encoder(network, "least_squares")
-    with pytest.raises(ValueError, match="it is empty"):
+    with pytest.raises(ValueError, match="the sample is empty"):
         make_encoder(network, "least_squares", x[:0])
     with pytest.raises(ValueError, match="There is no readout"):
         KernelErrorEvaluation(["neural", "pca"])
 
 
-def test_evaluations_and_predictions_take_a_readout_by_name(tmp_path):
+def test_evaluations_and_predictions_use_the_named_readout(tmp_path):
     module, data = model(phases=None, updates=60), moons()
     fit(module, data)
     x = data.train_points.data
@@ -114,7 +139,7 @@ def test_evaluations_and_predictions_take_a_readout_by_name(tmp_path):
     assert_close(torch.tensor(np.load(tmp_path / "y.npy")), module.features(data.test_points.data, "nystroem"))
 
 
-def test_predicting_leaves_the_model_as_it_was(tmp_path):
+def test_prediction_does_not_change_the_model(tmp_path):
     module, data = model(), moons()
     fit(module, data)
     names = set(module.state_dict())
@@ -128,7 +153,7 @@ def test_predicting_leaves_the_model_as_it_was(tmp_path):
 
 
 def test_sorted_data_does_not_bias_the_least_squares_readout(rng):
-    """5,000 of the inputs are looked at, drawn from all of them."""
+    """10,000 of the 12,000 inputs are used, drawn at random."""
     x = torch.cat([torch.randn(6000, 2, generator=rng), torch.randn(6000, 2, generator=rng) + 6])
     net = KSMNetwork(GaussianKernel(2.0), in_features=2, num_neurons=12, init=DataInit(x[::100]), generator=rng)
     y = read_out(net, "least_squares", x)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-import references
+from helpers import references
 from ksm_lightning.kernels import GaussianKernel, LinearKernel
 from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.report.diagnosis import Errors, Evidence, diagnose, falling

@@ -18,13 +18,13 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import make_moons
-from test_cli import refused
 
+from helpers.commands import refused
+from helpers.processes import PATIENCE
 from ksm_lightning.baselines import Nystroem
 from ksm_lightning.cli import main
 from ksm_lightning.data import HalfMoonsDataModule
 from ksm_lightning.evaluation.linear_probe import linear_probe
-from ksm_lightning.figures import panels as figures
 from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.kernels.pairs import random_subset
 from ksm_lightning.report import page as page_module
@@ -362,26 +362,6 @@ def test_the_curves_are_those_that_were_logged(moons, evil):
     assert "Energy of the batches" not in evil.text
 
 
-def test_a_landmark_that_was_lost_does_not_hide_the_data():
-    x = points()
-    W = x[:6].copy()
-    W[2] = [300.0, -2000.0]
-    axes = figures.draw(lambda axes: figures.features_panel(axes, x, W, figures.Plane(x))).axes[0]
-    assert axes.get_title() == "Data and 6 learned features, 1 of them far outside"
-    assert max(np.abs([*axes.get_xlim(), *axes.get_ylim()])) < 5
-
-
-def test_bars_and_curves_say_what_they_are_given():
-    labels = {"a": "first", "b": "second"}
-    bars = figures.draw(lambda axes: figures.ranking_panel(axes, {"a": [0.5, 0.7], "b": [0.1]}, labels)).axes[0]
-    assert [label.get_text() for label in bars.get_yticklabels()] == ["first", "second"]  # from below
-    assert [bar.get_width() for bar in bars.patches] == pytest.approx([0.6, 0.1])
-    series = {"one": ([1, 2], [0.5, 0.25]), "two": ([1], [0.75])}
-    curves = figures.draw(lambda axes: figures.history_panel(axes, series, "Title", "error")).axes[0]
-    assert [line.get_ydata().tolist() for line in curves.lines] == [[0.5, 0.25], [0.75]]
-    assert [text.get_text() for text in curves.get_legend().get_texts()] == ["one", "two"]
-
-
 def test_hostile_names_are_text(evil):
     assert "<script" not in evil.text
     assert "<b>" not in evil.text
@@ -401,7 +381,7 @@ def browse(tmp_path: Path, *options: str) -> str:
         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
         "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}", *options,
     ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
 
 
 HARNESS = """<!DOCTYPE html><body style="margin:0">

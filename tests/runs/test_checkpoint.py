@@ -1,5 +1,6 @@
 """Checkpoints: what they hold, exact resumption, and refusing what is not one."""
 
+from helpers.checkpoints import changed
 import pickle
 import re
 import subprocess
@@ -10,7 +11,8 @@ import lightning
 import pytest
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from test_module import SHORT, fit, model, moons
+from helpers.processes import PATIENCE
+from helpers.runs import SHORT, fit, model, moons
 from torch.utils.data import DataLoader, TensorDataset
 
 from ksm_lightning.callbacks import UpdateCheckpoint
@@ -162,12 +164,6 @@ class Bomb:
         return (exec, ("raise SystemExit('the pickle ran')",))
 
 
-def changed(path, change):
-    content = torch.load(path, weights_only=True)
-    change(content)
-    torch.save(content, path)
-
-
 def spoiled(path, **values):
     """With other values in what is known of the preprocessing."""
     changed(path, lambda content: content["ksm_lightning"]["preprocessing"].update(values))
@@ -213,9 +209,9 @@ def spoiled(path, **values):
         (lambda p: spoiled(p, mean=None), "x.ckpt is damaged: .*preprocessing is incomplete"),
         (lambda p: spoiled(p, mean=torch.full((2,), torch.nan)), "a mean that is not finite"),
         (lambda p: spoiled(p, scale=torch.zeros(2)), "a scale that is not positive"),
-        (lambda p: spoiled(p, image_shape=7), "no possible image shape or crop: 7, 0"),
+        (lambda p: spoiled(p, image_shape=7), "an invalid image shape or crop: 7, 0"),
         (lambda p: spoiled(p, image_shape=[3, 3]), "Images of 3 x 3 pixels do not have 2 features"),
-        (lambda p: spoiled(p, crop="4"), "no possible image shape or crop: None, 4"),
+        (lambda p: spoiled(p, crop="4"), "an invalid image shape or crop: None, 4"),
         (lambda p: spoiled(p, crop=4), "Only images can be cropped"),
         (
             lambda p: spoiled(p, mean=torch.zeros(3), scale=torch.ones(3)),
@@ -240,7 +236,7 @@ def test_loading_imports_nothing_that_the_file_names(saved, tmp_path):
         f"try: K.load_from_checkpoint({str(saved[1])!r})\n"
         "except ValueError as error: print('refused', 'evil' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert result.stdout.strip() == "refused False"
 
 

@@ -1,42 +1,39 @@
 """Natural steps, the start, moved landmarks and consolidation: fixed points, units, and what they are for."""
 
+import copy
 import math
 
 import pytest
 import torch
-from conftest import KERNELS
 from sklearn.datasets import load_digits
-from test_module import fit, model, moons
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
+from helpers.kernels import KERNELS
+from helpers.learning_cases import blocks, network_for, rates_for, started
+from helpers.plain_rules import compute_step, largest_difference, learner_of
+from helpers.runs import fit, model, moons
 from ksm_lightning.baselines import Nystroem
 from ksm_lightning.data import ArrayDataModule, HalfMoonsDataModule
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import GaussianKernel, Kernel, LinearKernel, PowerCosineKernel, make_kernel
+from ksm_lightning.learning import AdaptiveSchedule, Learner, Rates, natural_ridge, train
 from ksm_lightning.learning.exact import minimise_bound, similarity_moment, solve_inner
-from ksm_lightning.learning.relocation import find_moves
-from ksm_lightning.learning.rules import descent
-from ksm_lightning.learning.schedule import AdaptiveSchedule, Rates
-from ksm_lightning.learning.train import consolidate, learn, natural_ridge, relocate, start, train
-from ksm_lightning.network import functional
-from ksm_lightning.network.initialisation import DataInit, NormalInit
-from ksm_lightning.network.ksm_network import KSMNetwork
+from ksm_lightning.learning.relocation import find_moves, relocate
+from ksm_lightning.network import DataInit, KSMNetwork, functional
 from ksm_lightning.network.readout import read_out
-
-
-def same(value):
-    return value
 
 
 def trained(kernel: Kernel, x: torch.Tensor, n: int = 8, updates: int = 300, seed: int = 0, dtype=torch.float64):
     """A whole adaptive run in a loop, without Lightning."""
     generator = torch.Generator().manual_seed(seed)
-    net = KSMNetwork(kernel, x.shape[1], n, natural_ridge(kernel, x, n), DataInit(x), generator=generator).to(dtype)
-    start(net, x.to(dtype))
-    batches = (x[torch.randint(len(x), (32,), generator=generator)].to(dtype) for _ in range(updates))
-    learn(net, AdaptiveSchedule(updates), batches, sample=lambda update: x.to(dtype))
-    consolidate(net, [x.to(dtype)], same)
+    x = x.to(dtype)
+    net = KSMNetwork(kernel, x.shape[1], n, init=DataInit(x), generator=generator).to(dtype)
+    learner = Learner(net, AdaptiveSchedule(updates), chooses_ridge=True)
+    learner.start(x)
+    batches = x[torch.randint(len(x), (updates, 32), generator=generator)]
+    learner.learn(batches, sample=lambda update, batch: x)
+    learner.finish([x])
     return net
 
 
@@ -126,73 +123,19 @@ def test_curvature_is_that_of_the_feature_map(rng, spec):
     assert_close(found, (distance / 1e-10).mean(0), rtol=0.05, atol=0.0)
 
 
-# ---------------------------------------------------------------------- natural steps
-
-
-def test_a_full_natural_step_is_a_mean_shift(rng):
-    kernel = GaussianKernel(0.8)
-    x = torch.randn(50, 2, generator=rng, dtype=torch.float64)
-    net = KSMNetwork(kernel, 2, 3, init=NormalInit(0.3), generator=rng).double()
-    step = functional.hebbian_step(kernel, x, net.W, net.q, net.L, net.ridge)
-    weights = step.y * step.k  # (batch, n)
-    with torch.no_grad():
-        net.q.copy_(weights.mean(0))  # q at its own fixed point, the y of before
-    gradients = functional.Gradients(
-        functional.gradient_W(net.q, step.y, kernel.value_and_pullback(x, net.W)[1], kernel.diag_gradient(net.W)),
-        functional.gradient_q(net.q, step.k, step.y, step.self_similarity), step.gradients.L,
-    )  # fmt: skip
-    found = descent(net, gradients, step.self_similarity, Rates(1e-9, 1.0, 1.0), natural=True)
-    assert_close(net.W - found.W, weights.mT @ x / weights.sum(0)[:, None])
-    assert_close(found.q, torch.zeros(3, dtype=torch.float64))
-    assert_close(net.L + found.L, step.C)
-
-
-def test_a_full_natural_step_of_a_power_cosine_kernel(rng):
-    kernel = PowerCosineKernel(alpha=3)
-    x = torch.randn(50, 4, generator=rng, dtype=torch.float64)
-    net = KSMNetwork(kernel, 4, 3, generator=rng).double()
-    step = functional.hebbian_step(kernel, x, net.W, net.q, net.L, net.ridge)
-    found = descent(net, step.gradients, step.self_similarity, Rates(1e-9, 0.0, 1.0), natural=True)
-    assert_close(net.W - found.W, kernel.pullback(step.y / len(x), x, net.W))
-
-
-def test_the_papers_units_are_the_papers(rng):
-    x = torch.randn(50, 2, generator=rng)
-    net = KSMNetwork(GaussianKernel(0.8), 2, 3, generator=rng)
-    with torch.no_grad():
-        net.q.copy_(torch.tensor([0.5, 1.0, 2.0]))
-    step = functional.hebbian_step(net.kernel, x, net.W, net.q, net.L, net.ridge)
-    found = descent(net, step.gradients, step.self_similarity, Rates(0.01, 0.01, 0.1), natural=False)
-    assert torch.equal(found.W, step.gradients.W / net.q.square()[:, None])
-    assert torch.equal(found.q, step.gradients.q)
-    assert torch.equal(found.L, step.gradients.L)
-
-
-def test_no_step_throws_a_neuron_far(rng):
-    """A gain of 1e-20, whose square divides the gradient, moves its landmark by less than half a kernel width."""
-    x = torch.randn(50, 2, generator=rng)
-    net = KSMNetwork(GaussianKernel(0.8), 2, 3, generator=rng)
-    with torch.no_grad():
-        net.q[1] = 1e-20
-    step = functional.hebbian_step(net.kernel, x, net.W, net.q, net.L, net.ridge)
-    gradients = step.gradients._replace(W=1e6 * torch.ones_like(net.W))
-    found = descent(net, gradients, step.self_similarity, Rates(0.1, 0.1, 0.25), natural=True)
-    assert (0.1 * found.W.norm(dim=1) <= 0.5 * 0.8 * 1.0001).all()
-
-
 # ---------------------------------------------------------------------- start and consolidation
 
 
 def test_the_start_has_the_exact_L_and_the_best_scale(rng):
     x = points()
     net = KSMNetwork(GaussianKernel(0.3), 2, 6, 1e-5, DataInit(x), generator=rng).double()
-    start(net, x)
-    moment, count = similarity_moment(net.kernel, [x], net.W)
-    inner = solve_inner(net.q[:, None] * moment * net.q / count, net.kernel.diag(net.W), net.q.detach(), net.ridge)
+    started(net, x)
+    moment = similarity_moment(net.kernel, [x], net.W)
+    inner = solve_inner(moment.of_drive(net.q.detach()), net.kernel.diag(net.W), net.q.detach(), net.ridge)
     assert_close(net.L.detach(), inner.L, rtol=0.1, atol=0.02 * inner.L.diagonal().mean().item())
     for factor in (0.7, 1.4):
         other = factor * net.q.detach()
-        elsewhere = solve_inner(other[:, None] * moment * other / count, net.kernel.diag(net.W), other, net.ridge)
+        elsewhere = solve_inner(moment.of_drive(other), net.kernel.diag(net.W), other, net.ridge)
         assert inner.bound < elsewhere.bound
 
 
@@ -208,7 +151,7 @@ def test_the_start_is_exact_after_neurons_were_moved(rng):
     net = KSMNetwork(Inhomogeneous(), 2, 5, 1e-4, generator=rng).double()
     with torch.no_grad():
         net.W.fill_(0.3)  # all in one place: four move
-    start(net, x)
+    started(net, x)
     q = net.q.detach()
     assert q.max() / q.min() > 1.5
     B = (b := q * net.kernel(x, net.W)).mT @ b / len(x)
@@ -236,7 +179,7 @@ def test_a_start_with_fewer_samples_than_neurons_stays_calm(rng):
     """Directions that the sample has not seen must not answer with 1 / ridge."""
     x = torch.randn(300, 10, generator=rng)
     net = KSMNetwork(GaussianKernel(4.0), 10, 40, 1e-6, DataInit(x), generator=rng)
-    start(net, x[:20])
+    started(net, x[:20])
     y = net(x)
     assert (y.square().sum(1) < 5).all()  # f(x, x) = 1; without the precaution it is 1e5
 
@@ -247,7 +190,7 @@ def test_consolidation_is_exact_and_lowers_the_error(rng):
     with torch.no_grad():
         net.L.add_(0.01 * torch.eye(16))
     before = kernel_nrmse(net.kernel, x, net(x)).item()
-    bound = consolidate(net, x.split(100), same)
+    bound = Learner(net, AdaptiveSchedule()).finish(x.split(100))
     q = net.q.detach()
     B = (k := q * net.kernel(x, net.W)).mT @ k / len(x)
     inner = solve_inner(B, net.kernel.diag(net.W), q, net.ridge)
@@ -256,8 +199,8 @@ def test_consolidation_is_exact_and_lowers_the_error(rng):
     y = net(x)
     assert_close(y.mT @ y / len(x), net.L.detach(), rtol=1e-6, atol=1e-9)  # L = C, the fixed point
     assert kernel_nrmse(net.kernel, x, y).item() < before
-    with pytest.raises(ValueError, match="needs data"):
-        consolidate(net, [], same)
+    with pytest.raises(ValueError, match="needs data, but there are no inputs"):
+        Learner(net, AdaptiveSchedule()).finish([])
 
 
 def test_consolidation_of_more_neurons_than_the_data_has_directions(rng):
@@ -268,7 +211,7 @@ def test_consolidation_of_more_neurons_than_the_data_has_directions(rng):
     with torch.no_grad():
         wide.W.copy_(net.W)
     for network, points in ((net, x), (wide, x.double())):
-        consolidate(network, [points], same)
+        Learner(network, AdaptiveSchedule()).finish([points])
     y, exact = net(x), wide(x.double())
     assert_close((y @ y.mT).double(), exact @ exact.mT, rtol=1e-3, atol=1e-3)
 
@@ -382,7 +325,7 @@ def test_fewer_points_than_neurons_move_nothing(rng):
 def test_a_moved_neuron_starts_as_an_ordinary_one(rng):
     x = points()
     net = KSMNetwork(GaussianKernel(0.3), 2, 6, 1e-3, DataInit(x), generator=rng).double()
-    start(net, x)
+    started(net, x)
     with torch.no_grad():
         net.W[2] = 1000.0
         net.q[2] = 1e-12
@@ -464,3 +407,96 @@ def test_no_data_makes_it_fail(tmp_path, name, spec):
     assert y.isfinite().all()
     if name != "zeros":
         assert kernel_nrmse(module.network.kernel, x, y).item() < 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "natural"),
+    [(GaussianKernel(0.7), False), (PowerCosineKernel(3), True), (GaussianKernel(0.7), True)],
+    ids=str,
+)
+def test_an_observation_is_of_the_weights_before_the_update(kernel, natural):
+    x = blocks(updates=1)
+    net = network_for(kernel, x, natural)
+    step = compute_step(net, x[0], natural)
+    energy = functional.energy_terms(step.k, step.y, step.self_similarity, net.q, net.L, net.ridge)
+    smallest = net.q.detach().abs().min()
+    observed = []
+    learner_of(net, rates_for(kernel, natural), natural, inverse="exact").learn(
+        x, observe=lambda update: True, on_observation=lambda *args: observed.append(args)
+    )
+    ((update, seen, rates),) = observed
+    assert (update, rates) == (0, rates_for(kernel, natural))
+    assert_close(seen.k, step.k)
+    assert_close(seen.y, step.y)
+    assert_close(seen.energy.total, energy.total)
+    wanted = [g.norm() for g in step.gradients]
+    if kernel.is_homogeneous:
+        wanted[1] = torch.zeros_like(wanted[1])  # q does not learn
+    assert_close(torch.stack(seen.gradient_norms), torch.stack(wanted))
+    assert_close(seen.smallest_gain, smallest)
+
+
+def test_the_size_of_the_blocks_does_not_matter():
+    kernel, x = make_kernel("laplacian", sigma=0.7), blocks()
+    one, many = (network_for(kernel, x, natural=True) for _ in range(2))
+    rates = rates_for(kernel, natural=True)
+    learner_of(one, rates, True).learn(x)
+    learner = learner_of(many, rates, True)
+    for batch in x:
+        learner.learn(batch[None])
+    assert largest_difference(one, many) == 0
+
+
+def test_a_block_can_be_left_early():
+    kernel, x = GaussianKernel(0.7), blocks()
+    cut, whole = (network_for(kernel, x, natural=True) for _ in range(2))
+    rates, calls = rates_for(kernel, natural=True), []
+    made = learner_of(cut, rates, True).learn(x, should_stop=lambda: calls.append(None) or len(calls) == 5)
+    assert made == 5
+    learner_of(whole, rates, True).learn(x[:5])
+    assert largest_difference(cut, whole) == 0
+
+
+class Twin:
+    """Collectives of two processes that have the same batch."""
+
+    size = 2
+
+    def mean(self, value):
+        return value
+
+    def sum(self, value):
+        return 2 * value
+
+    def gather(self, rows):
+        return torch.cat([rows, rows])
+
+
+@pytest.mark.parametrize("n", [7, 64])
+def test_two_processes_with_the_same_batch_equal_one_with_twice_the_batch(n):
+    """With 7 neurons L is factorised, with 64 its inverse is tracked."""
+    kernel, x = GaussianKernel(0.7), blocks(updates=5, batch=4)
+    doubled = torch.cat([x, x], 1)
+    ours, theirs = (network_for(kernel, doubled, True, n) for _ in range(2))
+    rates = Rates(0.01, 0.01, 0.03)
+    learner = learner_of(ours, rates, True, collectives=Twin())
+    learner.learn(x)
+    learner_of(theirs, rates, True).learn(doubled)
+    assert bool(learner.responses.state_dict()) == (n == 64)
+    assert largest_difference(ours, theirs) < 1e-8
+    assert learner.finish(x) == pytest.approx(learner_of(theirs, rates, True).finish(doubled), rel=1e-8)
+
+
+def test_the_state_of_learning_survives_a_checkpoint():
+    x = blocks(updates=4, batch=4)
+    net, rates = network_for(PowerCosineKernel(3), x, True, 64), Rates(0.004, 0.0, 0.02)
+    learner = learner_of(net, rates, True)
+    learner.rate_factor = 0.5
+    learner.learn(x[:2])
+    saved, other = learner.state_dict(), copy.deepcopy(net)
+    again = learner_of(other, rates, True)
+    again.load_state_dict(saved)
+    assert again.rates(0, 4) == rates.scaled(0.5)
+    for one in (learner, again):
+        one.learn(x[2:], 2)
+    assert largest_difference(net, other) == 0

@@ -1,0 +1,265 @@
+"""Evaluations at validations and tests: the kernel error, a linear probe and KMeans."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor
+from tqdm import tqdm
+
+from ksm_lightning.callbacks.progress_bar import updates_to_do
+from ksm_lightning.data import KSMDataModule
+from ksm_lightning.evaluation.clustering import kmeans, matched_accuracy
+from ksm_lightning.evaluation.kernel_error import KernelNRMSE
+from ksm_lightning.evaluation.linear_probe import PENALTIES, Selection, linear_probe
+from ksm_lightning.kernels import random_subset, symmetric_tiles
+from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.network.readout import Readout, check_readout, make_encoder
+from ksm_lightning.runs import metric_names
+from ksm_lightning.runs.metric_names import Stage
+
+
+class Evaluation(Callback):
+    """Base class of evaluations: computes scores at validations and tests, and logs them.
+
+    A subclass implements :meth:`evaluate`. An evaluation must not change the network or the global random state, so
+    that a run with it is bitwise equal to a run without it.
+
+    Args:
+        min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
+
+    Raises:
+        NotImplementedError: If the subclass does not implement :meth:`evaluate`.
+        ValueError: If ``min_updates_between`` is negative.
+    """
+
+    in_progress_bar = True
+
+    def __init__(self, min_updates_between: int = 0) -> None:
+        if type(self).evaluate is Evaluation.evaluate:  # `abstractmethod` has no effect on Lightning's Callback
+            raise NotImplementedError(f"{type(self).__name__} must implement `evaluate`, which returns scores by name.")
+        if min_updates_between < 0:
+            raise ValueError(f"`min_updates_between` must not be negative, got {min_updates_between}.")
+        self.min_updates_between = min_updates_between
+        self.last_update: int | None = None
+
+    def evaluate(
+        self, trainer: L.Trainer, model: KernelSimilarityMatching, data: KSMDataModule, stage: Stage
+    ) -> dict[str, float]:
+        """Compute scores by metric name. Every process calls it."""
+        raise NotImplementedError
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        data = getattr(trainer, "datamodule", None)
+        if not isinstance(data, KSMDataModule) or not isinstance(pl_module, KernelSimilarityMatching):
+            raise ValueError(
+                f"{type(self).__name__} needs a KernelSimilarityMatching module and a datamodule of ksm_lightning, got "
+                f"{type(pl_module).__name__} and {type(data).__name__}: use ArrayDataModule for your own data, or the "
+                "functions in ksm_lightning.evaluation."
+            )
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.sanity_checking and self._is_due(trainer):
+            self._run(trainer, pl_module, "val")
+
+    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._run(trainer, pl_module, "test")
+
+    def _is_due(self, trainer: L.Trainer) -> bool:
+        if trainer.state.fn != "fit":
+            return True
+        done, end = trainer.global_step, updates_to_do(trainer)
+        is_last = end is not None and done >= end
+        return self.last_update is None or done - self.last_update >= self.min_updates_between or is_last
+
+    def _run(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
+        data = getattr(trainer, "datamodule", None)
+        assert isinstance(data, KSMDataModule)
+        assert isinstance(pl_module, KernelSimilarityMatching)
+        self.last_update = trainer.global_step
+        for name, value in self.evaluate(trainer, pl_module, data, stage).items():
+            pl_module.log(name, value, prog_bar=self.in_progress_bar)
+
+
+class KernelErrorEvaluation(Evaluation):
+    """Logs ``val/kernel_nrmse`` and ``test/kernel_nrmse``: ``||F - Y Y^T||_F / ||F||_F`` over all pairs of points.
+
+    ``val`` uses the training points, which the network approximates, and ``test`` the test points. During a warm-up, F
+    is the matrix of the warm-up kernel. Several processes share the work.
+
+    Other readouts of the same landmarks are scored in the same pass and logged as ``val/kernel_nrmse_nystroem`` and so
+    on. They show the part of the error that is due to the network's upper bound.
+
+    Args:
+        readouts: Readouts to score: ``neural``, ``nystroem``, ``least_squares``.
+        max_points: Maximum number of points, a random but fixed subset. The cost grows with its square.
+        min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
+
+    Raises:
+        ValueError: If an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        readouts: Sequence[Readout] = ("neural", "nystroem"),
+        max_points: int = 10_000,
+        min_updates_between: int = 0,
+    ) -> None:
+        super().__init__(min_updates_between)
+        if not readouts:
+            raise ValueError("`readouts` must name at least one readout, got none.")
+        self.readouts = [check_readout(name) for name in readouts]
+        if max_points < 1:
+            raise ValueError(f"`max_points` must be at least 1, got {max_points}.")
+        self.max_points = max_points
+
+    def evaluate(
+        self, trainer: L.Trainer, model: KernelSimilarityMatching, data: KSMDataModule, stage: Stage
+    ) -> dict[str, float]:
+        x = _evaluated_points(model, data, stage, self.max_points)[0]
+        representations = [model.features(x, readout, data.readout_sample(readout)) for readout in self.readouts]
+        tiles = sum(1 for _ in symmetric_tiles(len(x)))
+        with _late_bar(trainer, len(range(trainer.global_rank, tiles, trainer.world_size)), "Kernel error") as bar:
+            metric = KernelNRMSE(model.network.kernel, len(self.readouts), is_replicated=True, progress=bar.update)
+            metric.update(x, *representations)
+            errors = metric.compute().reshape(-1).tolist()
+        names = [metric_names.kernel_nrmse(stage, readout) for readout in self.readouts]
+        return dict(zip(names, errors, strict=True))
+
+
+class LinearProbe(Evaluation):
+    """Logs ``val/probe_accuracy`` and ``test/probe_accuracy``: softmax regression on y with few labels per class.
+
+    The penalty is selected on the validation labels, and ``test/probe_accuracy`` uses the test labels. If the network
+    was also trained on the test images (the paper's protocol for MNIST), it was without their labels. Data without
+    labels is skipped. Only the first process computes the probe.
+
+    Args:
+        labels_per_class: Labelled samples per class, at most the size of the smallest class.
+        num_seeds: Number of random draws of labelled samples to average over.
+        penalties: Penalties to select from.
+        selection: ``validation`` selects on validation labels and reports on test labels; ``paper`` reports the best
+            accuracy on the validation labels, as ``val/probe_accuracy`` only.
+        readout: Features to probe: ``neural``, ``nystroem`` or ``least_squares``.
+        min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
+
+    Raises:
+        ValueError: If an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        labels_per_class: int = 100,
+        num_seeds: int = 1,
+        penalties: Sequence[float] = PENALTIES,
+        selection: Selection = "validation",
+        readout: Readout = "neural",
+        min_updates_between: int = 5000,
+    ) -> None:
+        super().__init__(min_updates_between)
+        if labels_per_class < 1 or num_seeds < 1 or not penalties or min(penalties) <= 0:
+            raise ValueError(
+                "LinearProbe needs `labels_per_class` and `num_seeds` of at least 1 and positive `penalties`, got "
+                f"{labels_per_class}, {num_seeds} and {list(penalties)}."
+            )
+        self.labels_per_class = labels_per_class
+        self.num_seeds = num_seeds
+        self.penalties = tuple(penalties)
+        self.selection = selection
+        self.readout = check_readout(readout)
+
+    def evaluate(
+        self, trainer: L.Trainer, model: KernelSimilarityMatching, data: KSMDataModule, stage: Stage
+    ) -> dict[str, float]:
+        if data.train_labels is None:
+            return {}
+        scores: dict[str, float] = {}
+        if trainer.is_global_zero:
+            sets = data.probe_sets()
+            assert sets is not None
+            encode = make_encoder(model.network, self.readout, data.readout_sample(self.readout))
+            smallest = int(torch.unique(sets["train"][1], return_counts=True)[1].min())
+            probe = linear_probe(
+                *(sets[name] for name in ("train", "validation", "test")),
+                per_class=min(self.labels_per_class, smallest),
+                seeds=range(self.num_seeds),
+                penalties=self.penalties,
+                selection=self.selection,
+                encode=lambda x: encode(x.to(model.network.W)),
+            )
+            scores[metric_names.probe_accuracy("val")] = probe.validation_accuracy
+            if self.selection == "validation":
+                scores[metric_names.probe_accuracy("test")] = probe.accuracy
+        return trainer.strategy.broadcast(scores)
+
+
+class KMeansProbe(Evaluation):
+    """Logs ``val/kmeans_accuracy_x`` and ``val/kmeans_accuracy_y``: how well KMeans on x and on y finds the labels.
+
+    There is one cluster per label, with the best matching of clusters to labels. Data without labels is skipped. Only
+    the first process computes it.
+
+    Args:
+        starts: Number of random starts; the one with the least energy counts. The paper uses 100.
+        max_points: Maximum number of points to cluster.
+        readout: Features to cluster: ``neural``, ``nystroem`` or ``least_squares``.
+        min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
+
+    Raises:
+        ValueError: If an argument is invalid.
+    """
+
+    in_progress_bar = False
+
+    def __init__(
+        self,
+        starts: int = 10,
+        max_points: int = 10_000,
+        readout: Readout = "neural",
+        min_updates_between: int = 10_000,
+    ) -> None:
+        super().__init__(min_updates_between)
+        if starts < 1 or max_points < 2:
+            raise ValueError(
+                f"KMeansProbe needs `starts` of at least 1 and `max_points` of at least 2, got {starts} and "
+                f"{max_points}."
+            )
+        self.starts = starts
+        self.readout = check_readout(readout)
+        self.max_points = max_points
+
+    def evaluate(
+        self, trainer: L.Trainer, model: KernelSimilarityMatching, data: KSMDataModule, stage: Stage
+    ) -> dict[str, float]:
+        labels = data.evaluation_labels(stage)
+        if labels is None:
+            return {}
+        scores: dict[str, float] = {}
+        if trainer.is_global_zero:
+            x, chosen = _evaluated_points(model, data, stage, self.max_points)
+            classes, numbered = torch.unique(labels[chosen], return_inverse=True)
+            y = model.features(x, self.readout, data.readout_sample(self.readout))
+            inputs: dict[Literal["x", "y"], Tensor] = {"x": x, "y": y}
+            for name, features in inputs.items():
+                clusters = kmeans(features, min(len(classes), len(x)), starts=self.starts)
+                accuracy = matched_accuracy(clusters.assignment, numbered)
+                scores[metric_names.kmeans_accuracy(stage, name)] = accuracy
+        return trainer.strategy.broadcast(scores)
+
+
+def _evaluated_points(
+    model: KernelSimilarityMatching, data: KSMDataModule, stage: Stage, max_points: int
+) -> tuple[Tensor, Tensor]:
+    """A random but fixed subset (samples, m) of the points of a stage, and its indices."""
+    points = data.evaluation_points(stage)
+    chosen = random_subset(len(points), max_points)
+    return points.take(chosen.to(points.device)).to(model.network.W), chosen
+
+
+def _late_bar(trainer: L.Trainer, total: int, description: str) -> "tqdm[Any]":
+    """A progress bar that appears after two seconds, on the first process, if the trainer shows progress bars."""
+    bar = trainer.progress_bar_callback
+    is_shown = trainer.is_global_zero and bar is not None and not bar.is_disabled  # type: ignore[attr-defined]
+    return tqdm(total=total, desc=description, delay=2, leave=False, disable=not is_shown)

@@ -1,0 +1,136 @@
+"""The parser of ``ksm``: every mistake becomes one sentence, which names the configuration file at fault."""
+
+import re
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from lightning.pytorch.cli import LightningArgumentParser
+
+_HINT = r"; see \S+( \S+)* --help\.?"
+
+
+class UserError(Exception):
+    """A mistake that the user can correct, described in one sentence."""
+
+
+class Commands:
+    """The commands of a parser, each listed in ``--help`` with the description of its own parser."""
+
+    def __init__(self, action: Any) -> None:
+        self._action = action
+        self.parsers: dict[str, KSMArgumentParser] = {}
+
+    def add_subcommand(self, name: str, parser: "KSMArgumentParser", **kwargs: Any) -> None:
+        """Add a command; replaces ``help``, for which LightningCLI passes the docstring of the Trainer's method."""
+        self.parsers[name] = parser
+        self._action.add_subcommand(name, parser, **{**kwargs, "help": parser.description})
+
+
+class KSMArgumentParser(LightningArgumentParser):
+    """A parser that raises :class:`UserError` instead of printing a page of usage.
+
+    Args:
+        args: Arguments of :class:`LightningArgumentParser`.
+        command: The command whose options it parses. Default: none, it is the main parser.
+        kwargs: Keyword arguments of :class:`LightningArgumentParser`.
+    """
+
+    def __init__(self, *args: Any, command: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.command = command
+        self.commands: Commands | None = None
+
+    def add_subcommands(self, *args: Any, **kwargs: Any) -> Commands:  # type: ignore[override]
+        self.commands = Commands(super().add_subcommands(*args, **kwargs))
+        return self.commands
+
+    def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        if self.command is not None:  # called by the main parser, which checks the files
+            return super().parse_args(args, *rest, **kwargs)
+        given = list(sys.argv[1:] if args is None else args)
+        files = config_files(given)
+        for path in files:
+            check_config_file(path)
+        try:
+            return super().parse_args(args, *rest, **kwargs)
+        except UserError as error:
+            at_fault = self._file_at_fault(given[:1] if self.commands else [], files, str(error))
+            if at_fault is None:
+                raise
+            raise UserError(f"{at_fault}: {error}") from error
+
+    def _file_at_fault(self, command: Sequence[str], files: Sequence[str], message: str) -> str | None:
+        """The first file that leads to the same error without any further options."""
+        for count, path in enumerate(files, start=1):
+            try:
+                super().parse_args([*command, *(f"--config={each}" for each in files[:count])])
+            except UserError as error:
+                if str(error) == message:
+                    return path
+        return None
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        command = self.prog.replace(" [options]", "")
+        raise UserError(f"{_shorten(message).rstrip('.')}; see {command} --help.") from ex
+
+
+def config_files(args: Sequence[str]) -> list[str]:
+    """The configuration files that command-line arguments name.
+
+    Example:
+        >>> config_files(["fit", "--config", "a.yaml", "-c", "b.yaml", "--config=c.yaml"])
+        ['a.yaml', 'b.yaml', 'c.yaml']
+    """
+    paths = []
+    for option, value in pairwise([*args, ""]):
+        if option in ("--config", "-c"):
+            paths.append(value)
+        elif option.startswith("--config="):
+            paths.append(option.partition("=")[2])
+    return paths
+
+
+def check_config_file(path: str) -> None:
+    """Check that an existing file is YAML with named options.
+
+    Raises:
+        UserError: If it is not. The parser's own message would not name the file.
+    """
+    if not Path(path).is_file():
+        return
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"The configuration {path} is not valid YAML: {one_line(str(error))}.") from error
+    if not isinstance(content, dict):
+        found = "nothing" if content is None else f"a {type(content).__name__}"
+        raise UserError(f"The configuration {path} must hold named options, such as `model: ...`, got {found}.")
+
+
+def one_line(text: str) -> str:
+    """A text without line breaks and repeated spaces."""
+    return " ".join(text.split())
+
+
+def _shorten(message: str) -> str:
+    """The message of jsonargparse in one line: the option and what is wrong with it.
+
+    For a value that may have one of several types, jsonargparse lists one complaint per type. The first one is about
+    the intended type, except where it only says that the value has another type.
+    """
+    key = re.search(r'Parser key "([^"]+)":', message)
+    union = re.search(r"Errors:\s+- (.*?)\s+Given value type:", message, re.DOTALL)
+    if key and union:
+        complaints = [each for each in re.split(r"\s+- ", union[1]) if "NoneType" not in each]
+        if not complaints[0].startswith("Expected a <class"):
+            del complaints[1:]
+        message = f"{key[1]}: {'; '.join(complaints)}"
+    message = re.sub(_HINT, "", one_line(message))
+    message = re.sub(r'Parser key "([^"]+)": ', r"\1: ", message)
+    message = re.sub(r"Expected a (?:typing\.)?Literal\[([^]]*)\]", r"Expected one of \1", message)
+    return re.sub(r"(?:a )?<class '(?:\w+\.)*(\w+)'>", r"\1", message)

@@ -1,0 +1,346 @@
+"""The Learner: owns a network, its schedule and the state of learning. Every update of a network is made here."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ksm_lightning.kernels import PullbackParts, SelfTerms, full_precision
+from ksm_lightning.learning.acceleration import Acceleration, Accelerator, Batch, StepSizes
+from ksm_lightning.learning.collectives import Collectives, SingleProcess
+from ksm_lightning.learning.exact import SimilarityMoment, balance, consolidate, similarity_moment
+from ksm_lightning.learning.relocation import relocate
+from ksm_lightning.learning.responses import Inverse, ResponseSolver
+from ksm_lightning.learning.rules import Correlations, NaturalRule, PaperRule, Rule, towards_W
+from ksm_lightning.learning.schedule import Rates, Schedule
+from ksm_lightning.learning.units import natural_ridge, sample_size
+from ksm_lightning.network import KSMNetwork, functional
+from ksm_lightning.network.functional import EnergyTerms
+
+# Up to this number of neurons, starting threads takes longer than a factorisation on one thread.
+_FOR_ONE_THREAD = 128
+
+Stage = Literal["unplaced", "unstarted", "learning"]
+"""``unplaced``: W waits for data points to start from. ``unstarted``: :meth:`Learner.start` is still to be called."""
+
+
+class Observation(NamedTuple):
+    """What an update computed, from before the weights changed."""
+
+    k: Tensor
+    """Similarities (batch, n) of this process."""
+    y: Tensor
+    """Responses (batch, n) of this process."""
+    energy: EnergyTerms
+    """Energy of this process's batch."""
+    gradient_norms: tuple[Tensor, Tensor, Tensor]
+    """Norms of the gradients of W, q and L, which are averaged over all processes."""
+    smallest_gain: Tensor
+    """The smallest ``|q|``."""
+    condition: Tensor
+    """A lower bound of the condition number of ``L + ridge I``."""
+
+
+class Snapshot(NamedTuple):
+    """A copy of the weights."""
+
+    W: Tensor
+    q: Tensor
+    L: Tensor
+
+
+class Learner:
+    """Trains a network. Its verbs: :meth:`start`, :meth:`learn`, :meth:`move_idle_landmarks`, :meth:`finish`.
+
+    The LightningModule, :func:`~ksm_lightning.learning.training.train`, the stream and the divergence guard all use it.
+    Code that changes the weights in another way must call :meth:`invalidate`.
+
+    Args:
+        network: The network, changed in place.
+        schedule: Step sizes and kernel parameters by update. It decides whether the rule is the paper's or natural.
+        chooses_ridge: Whether :meth:`start` sets the network's ridge from the data.
+        stage: Where learning stands. Default: ``unstarted`` with natural steps, ``learning`` with the paper's rule.
+        inverse: How responses are computed, see :class:`~ksm_lightning.learning.responses.ResponseSolver`.
+        acceleration: How steps are run, see :class:`~ksm_lightning.learning.acceleration.Accelerator`. Updates that
+            are observed run without.
+        collectives: The other processes. Default: there are none.
+    """
+
+    def __init__(
+        self,
+        network: KSMNetwork,
+        schedule: Schedule,
+        *,
+        chooses_ridge: bool = False,
+        stage: Stage | None = None,
+        inverse: Inverse = "auto",
+        acceleration: Acceleration = "none",
+        collectives: Collectives | None = None,
+    ) -> None:
+        self.network = network
+        self.schedule = schedule
+        self.rule: Rule = NaturalRule() if schedule.is_natural else PaperRule()
+        self.chooses_ridge = chooses_ridge
+        self.stage: Stage = stage or ("unstarted" if schedule.is_natural else "learning")
+        self.collectives: Collectives = collectives or SingleProcess()
+        self.rate_factor = 1.0
+        """All step sizes are multiplied by this; the divergence guard halves it."""
+        self.responses = ResponseSolver(network, inverse)
+        self._accelerator = Accelerator(self._step, self._state, acceleration, network.W)
+        self._kernel = self._base_kernel = network.kernel
+        self._kernel_changes: dict[str, float] = {}
+        self._batches: list[Batch] = []
+
+    # ------------------------------------------------------------------ the four verbs
+
+    @torch.no_grad()
+    def start(self, x: Tensor) -> None:
+        """Start the adaptive schedule: move idle landmarks, set the common scale of W (or q) and the exact L.
+
+        Args:
+            x: A sample of the data (samples, m) without repetitions, the same on all processes.
+        """
+        network, n = self.network, self.network.num_neurons
+        if self.chooses_ridge:
+            network.ridge = natural_ridge(network.kernel, x, n)
+        relocate(network, x[: sample_size(n)], most=n)
+        self.balance(x, n / (n + len(x)))
+        self.stage = "learning"
+
+    def learn(
+        self,
+        batches: Tensor,
+        first_update: int = 0,
+        *,
+        sample: Callable[[int, Tensor], Tensor] | None = None,
+        observe: Callable[[int], bool] | None = None,
+        on_observation: Callable[[int, Observation, Rates], object] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> int:
+        """One update per batch of a block; returns the number of updates, as ``should_stop`` may end it early.
+
+        Args:
+            batches: Inputs (updates, batch, m).
+            first_update: Number of the first update, counted from 0.
+            sample: Returns points among which idle landmarks are moved, given the update and its batch. Default: none
+                are moved.
+            observe: Whether an update is observed, given its number.
+            on_observation: Called after an observed update with its number, what was seen and the step sizes.
+            should_stop: Called after each update.
+        """
+        rates, until = Rates(0.0, 0.0, 0.0), 0.0
+        schedule, size = self.schedule, batches.shape[1]
+        with self._block(batches):
+            for index in range(len(batches)):
+                update = first_update + index
+                if update >= until:
+                    self.set_kernel_for(update)
+                    rates, until = self.rates(update, size), schedule.constant_until(update)
+                if sample is not None and schedule.relocates_before(update):
+                    self.move_idle_landmarks(sample(update, batches[index]))
+                is_observed = observe is not None and observe(update)
+                seen = self._update(batches, index, rates, is_observed, schedule.is_settling(update))
+                if seen is not None and on_observation is not None:
+                    on_observation(update, seen, rates)
+                if should_stop is not None and should_stop():
+                    return index + 1
+        return len(batches)
+
+    def move_idle_landmarks(self, x: Tensor, **options: Any) -> int:
+        """Move landmarks that explain nothing of a sample (samples, m), see :func:`~.relocation.relocate`."""
+        moved = relocate(self.network, x, **options)
+        self.invalidate()
+        return moved
+
+    @torch.no_grad()
+    def finish(self, blocks: Iterable[Tensor]) -> float:
+        """Set L to its exact value for W, q and all data; returns the bound J(W, q).
+
+        Args:
+            blocks: All inputs, or this process's share of them, one block (samples, m) at a time.
+
+        Raises:
+            ValueError: If there are no inputs.
+        """
+        total, count = similarity_moment(self.network.kernel, blocks, self.network.W)
+        summed = self.collectives.sum(torch.cat([total.flatten(), total.new_tensor([float(count)])]))
+        if not summed[-1] > 0:
+            raise ValueError("The exact L needs data, but there are no inputs.")
+        bound = consolidate(self.network, SimilarityMoment(summed[:-1].view_as(total), summed[-1]))
+        self.invalidate()
+        return bound
+
+    # ------------------------------------------------------------------ state
+
+    def balance(self, x: Tensor, shrinkage: float = 0.0) -> None:
+        """Set the common scale and the exact L for a sample (samples, m), see :func:`~.exact.balance`."""
+        balance(self.network, x, shrinkage)
+        self.invalidate()
+
+    def invalidate(self) -> None:
+        """Drop what was computed from L. Call it after L was changed elsewhere."""
+        self.responses.invalidate()
+
+    def rates(self, update: int, batch: int) -> Rates:
+        """Step sizes of an update for a process's batch of this size. A homogeneous kernel keeps q at 1."""
+        rates = self.schedule.rates(update, self.network.num_neurons, batch * self.collectives.size)
+        if self.network.kernel.is_homogeneous:
+            rates = rates._replace(q=0.0)
+        return rates if self.rate_factor == 1 else rates.scaled(self.rate_factor)
+
+    def set_kernel_for(self, update: int) -> None:
+        """Set the network's kernel to that of the update with this number."""
+        changes = self.schedule.kernel_params(update)
+        if changes != self._kernel_changes:
+            self.network.kernel = self._base_kernel.with_params(**changes) if changes else self._base_kernel
+            self._kernel_changes = changes
+
+    def snapshot(self) -> Snapshot:
+        """A copy of W, q and L on their device."""
+        network = self.network
+        return Snapshot(*(parameter.detach().clone() for parameter in (network.W, network.q, network.L)))
+
+    @torch.no_grad()
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a copy."""
+        self.network.W.copy_(snapshot.W)
+        self.network.q.copy_(snapshot.q)
+        self.network.L.copy_(snapshot.L)
+        self.responses.reset()
+
+    def health(self) -> Tensor:
+        """Sums of W, q and L, which are not finite if any value is not, and NaN if a factorisation failed: (4,)."""
+        sums = [parameter.detach().sum(dtype=torch.float64) for parameter in self.network.parameters()]
+        failed = self.responses.failed.to(sums[0].device)
+        return torch.stack([*sums, torch.where(failed == 0, 0.0, torch.nan).to(sums[0])])
+
+    def not_finite(self) -> list[str]:
+        """Names of what is not finite, empty after sound updates. Synchronises with the device."""
+        names = ["W", "q", "L", "the factorisation of L + ridge I"]
+        return [name for name, total in zip(names, self.health().tolist(), strict=True) if not math.isfinite(total)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the weights and the update count."""
+        return {"rate_factor": self.rate_factor, "inverse": self.responses.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state_dict`; the weights are loaded separately."""
+        self.rate_factor = float(state["rate_factor"])
+        self.responses.load_state_dict(state["inverse"])
+        self.stage = "learning"
+
+    # ------------------------------------------------------------------ one update
+
+    @contextmanager
+    def _block(self, batches: Tensor) -> Iterator[None]:
+        """Everything that the updates of a block (updates, batch, m) share."""
+        network = self.network
+        # A module's attributes are slow to look up, and an update needs them often.
+        self._W, self._q, self._L = network.W, network.q, network.L
+        self.responses.prepare()
+        self.rule.prepare(self._q)
+        self._batches = []
+        threads = torch.get_num_threads()
+        is_small = self._L.device.type == "cpu" and threads > 1 and len(self._L) <= _FOR_ONE_THREAD
+        if is_small:
+            torch.set_num_threads(1)
+        try:
+            with torch.no_grad(), full_precision(self._L.device):
+                yield
+        finally:
+            self._batches = []
+            if is_small:
+                torch.set_num_threads(threads)
+
+    def _prepare(self, batches: Tensor) -> None:
+        """Compute what the batches of a block need of the kernel alone, all at once."""
+        self._kernel = kernel = self.network.kernel
+        prepared = zip(*(part.unbind() for part in kernel.prepare(batches)), strict=True)
+        limits: tuple[Tensor, ...] | list[None] = [None] * len(batches)
+        if self.rule.response_limit is not None:
+            length2 = kernel.diag(batches.flatten(0, 1)).view(batches.shape[:2])
+            longest = length2.clamp(min=0).sqrt_().mul_(self.rule.response_limit)
+            limits = longest.clamp_(min=torch.finfo(longest.dtype).tiny)[..., None].unbind()
+        self._batches = [Batch(parts, limit) for parts, limit in zip(prepared, limits, strict=True)]
+
+    def _update(
+        self, batches: Tensor, index: int, rates: Rates, is_observed: bool, is_settling: bool
+    ) -> Observation | None:
+        if not self._batches or self.network.kernel is not self._kernel:
+            self._prepare(batches)
+        step_L = self.rule.step_of_L(rates.L)
+        responses, samples = self.responses, batches.shape[1] * self.collectives.size
+        tracks = responses.choose(step_L, samples, factorise=is_settling)
+        sizes = StepSizes(rates.W, rates.q, step_L, responses.ridge_error)
+        seen = None
+        if is_observed:
+            seen = self._step(self._batches[index], sizes, tracks, observe=True)
+        else:
+            is_single = self.collectives.size == 1
+            self._accelerator(self._kernel, self._batches[index], sizes, tracks, is_single=is_single)
+        if tracks:
+            responses.advance(step_L)
+        return seen
+
+    def _step(self, batch: Batch, sizes: StepSizes, tracks: bool, observe: bool = False) -> Observation | None:
+        """One update of W, q and L, all from the same weights."""
+        kernel, rule, W, q, L = self._kernel, self.rule, self._W, self._q, self._L
+        learns_q = not kernel.is_homogeneous
+        own = kernel.self_terms(W)
+        k, pullback = kernel.evaluate(batch.prepared, W, own)  # (batch, n)
+        y = self.responses.solve(k * q if learns_q else k, tracks, sizes.ridge_error)
+        if batch.limit is not None:
+            y = y * (batch.limit / torch.linalg.vector_norm(y, dim=1, keepdim=True)).clamp_(max=1)
+        seen = self._correlate(k, y, pullback(y), own, learns_q, tracks)
+        direction = towards_W(q, seen)  # (n, m)
+        observation = self._observe(k, y, direction, seen, tracks) if observe else None
+        rule.descend_W(W, q, direction, seen, sizes.W)
+        if learns_q:
+            rule.descend_q(q, seen, sizes.q)
+        rule.ascend_L(L, seen, sizes.L)
+        if tracks:
+            self.responses.follow(seen.y, sizes.L)
+        return observation
+
+    def _correlate(
+        self, k: Tensor, y: Tensor, pulled: PullbackParts, own: SelfTerms, learns_q: bool, tracks: bool
+    ) -> Correlations:
+        """What the batch says about the weights, averaged over all processes in one reduction."""
+        drive = None
+        if learns_q:
+            drive = (y * k).sum(0) if pulled.correlation is None else pulled.correlation
+        if self.collectives.size == 1:
+            return Correlations(pulled, drive, y, None, own, len(y))
+        if pulled.base is not None and pulled.base is not self._W:
+            pulled = PullbackParts(pulled.dense())  # the base depends on this process's batch
+        parts = [pulled.matrix, pulled.along, drive, None if tracks else functional.correlation(y)]
+        given = [part for part in parts if part is not None]
+        flat = self.collectives.mean(torch.cat([part.flatten() for part in given]))
+        found = iter(torch.split(flat, [part.numel() for part in given]))
+        matrix, along, drive, C = (None if part is None else next(found).view_as(part) for part in parts)
+        assert matrix is not None
+        pulled = pulled._replace(matrix=matrix, along=along)
+        return Correlations(pulled, drive, self.collectives.gather(y) if tracks else y, C, own, len(y))
+
+    def _observe(self, k: Tensor, y: Tensor, direction: Tensor, seen: Correlations, tracks: bool) -> Observation:
+        q, L, ridge = self._q, self._L, self.network.ridge
+        own_C = functional.correlation(y)
+        C = seen.C if seen.C is not None else own_C if seen.y is y else functional.correlation(seen.y)
+        value = torch.ones_like(q) if seen.own.value is None else seen.own.value
+        gradient_W = direction * q[:, None] * seen.per_sample
+        gradient_q = torch.zeros_like(q) if seen.drive is None else q * value - seen.drive / seen.batch
+        return Observation(
+            k,
+            y,
+            functional.energy_terms(k, y, value, q, L, ridge, C=own_C),
+            (gradient_W.norm(), gradient_q.norm(), functional.gradient_L(C, L).norm()),
+            q.abs().min(),
+            self.responses.condition(tracks),
+        )
+
+    def _state(self) -> list[Tensor]:
+        P = self.responses.P
+        return [self._W, self._q, self._L, self.responses.failed, *([] if P is None else [P])]

@@ -1,0 +1,1 @@
+"""Shared by the tests: small models and runs, commands, reference computations."""

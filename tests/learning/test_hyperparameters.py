@@ -1,0 +1,75 @@
+"""The one description of the hyper-parameters: defaults, checks, what a checkpoint keeps, what may not change."""
+
+import inspect
+
+import pytest
+
+from ksm_lightning.kernels import GaussianKernel
+from ksm_lightning.learning import AdaptiveSchedule, HyperParameters, Phase, PhaseSchedule
+from ksm_lightning.network import KSMNetwork
+
+
+def test_unset_values_are_filled_in_from_the_others():
+    adaptive = HyperParameters()
+    assert (adaptive.updates, adaptive.phases, adaptive.ridge, adaptive.consolidate) == (5000, None, None, True)
+    assert adaptive.kernel_params == {"sigma": 1.0}
+    phases = HyperParameters(phases=[Phase(10)])
+    assert (phases.updates, phases.ridge, phases.consolidate) == (None, 1e-3, False)
+    assert phases.phases == [{"updates": 10, "eta_w": 0.01, "eta_q": 0.01, "eta_l": 0.1, "kernel_params": {}}]
+
+
+@pytest.mark.parametrize("options", [{}, {"phases": "released_mnist", "kernel": "power_cosine"}, {"ridge": 0.5}])
+def test_what_is_saved_describes_the_same(options):
+    """A second time, too: a checkpoint's values make the checkpoint's values."""
+    hyper = HyperParameters(**options)
+    again = HyperParameters(**hyper.as_primitives())
+    assert again.as_primitives() == hyper.as_primitives()
+    assert list(hyper.as_primitives()) == HyperParameters.names() == list(inspect.signature(HyperParameters).parameters)
+
+
+def test_it_makes_kernel_schedule_and_network():
+    hyper = HyperParameters(num_neurons=5, kernel_params={"sigma": 0.3}, updates=7)
+    network = hyper.make_network(in_features=3)
+    assert isinstance(network, KSMNetwork)
+    assert (network.W.shape, network.ridge) == ((5, 3), 1e-3)
+    assert str(hyper.make_kernel()) == str(GaussianKernel(0.3))
+    assert isinstance(hyper.make_schedule(), AdaptiveSchedule)
+    assert hyper.make_schedule().total_updates == 7
+    paper = HyperParameters(phases="paper_half_moons").make_schedule()
+    assert isinstance(paper, PhaseSchedule)
+    assert paper.total_updates == 20_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init": "random"}, "`init` must be one of 'normal', 'data', got 'random'"),
+        ({"solver": "guess"}, "`solver` must be one of 'closed_form', 'dynamics', got 'guess'"),
+        ({"inverse": "fast"}, "`inverse` must be one of 'auto', 'exact', 'tracked', got 'fast'"),
+        ({"acceleration": "jit"}, "`acceleration` must be one of 'none', 'compile', 'cuda_graph', got 'jit'"),
+        ({"num_neurons": 0}, "`num_neurons` must be at least 1, got 0"),
+        ({"in_features": -3}, "`in_features` must be at least 1, got -3"),
+        ({"in_features": 0}, "`in_features` must be at least 1, got 0"),
+        ({"ridge": 0.0}, "`ridge` must be positive and finite, got 0.0"),
+        ({"ridge": float("nan")}, "`ridge` must be positive and finite, got nan"),
+        ({"init_scale": -1.0}, "must be positive and finite, got -1.0"),
+        ({"kernel": "nonsense"}, "No kernel is registered as 'nonsense'"),
+        ({"kernel_params": {"sigma": -1}}, "`sigma` must be positive"),
+        ({"updates": 0}, "at least 1 update"),
+        ({"updates": 5, "phases": "paper_mnist"}, "give only one"),
+        ({"phases": "paper_cifar"}, "No phases are called 'paper_cifar'"),
+        ({"phases": [Phase(5, kernel_params={"alpha": 2})]}, "has no parameter 'alpha'"),
+    ],
+)
+def test_values_that_are_not_allowed_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        HyperParameters(**options)
+
+
+def test_a_resumed_run_may_not_change_the_network():
+    saved = HyperParameters(in_features=2, ridge=0.01).as_primitives()
+    assert HyperParameters.fixed_names() == ["num_neurons", "in_features", "kernel", "kernel_params", "ridge"]
+    HyperParameters.check_same_network({**saved, "in_features": None, "ridge": None, "updates": 9}, saved)
+    for name, value in (("num_neurons", 3), ("in_features", 3), ("kernel_params", {"sigma": 2.0}), ("ridge", 0.1)):
+        with pytest.raises(ValueError, match=f"another network: it has {name}="):
+            HyperParameters.check_same_network({**saved, name: value}, saved)

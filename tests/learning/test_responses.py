@@ -1,0 +1,149 @@
+"""The response solver: the tracked inverse against a factorisation, its renewal, and its state."""
+
+import copy
+
+import lightning
+import numpy as np
+import pytest
+import torch
+
+from helpers import plain_rules
+from helpers.kernels import KERNELS
+from helpers.learning_cases import blocks, network_for
+from helpers.plain_rules import compute_step, largest_difference, learner_of
+from helpers.runs import model
+from ksm_lightning.data import ArrayDataModule
+from ksm_lightning.kernels import GaussianKernel, PowerCosineKernel, make_kernel
+from ksm_lightning.learning import Rates
+from ksm_lightning.learning.responses import ResponseSolver
+
+
+@pytest.mark.parametrize("natural", [True, False], ids=["natural", "paper"])
+@pytest.mark.parametrize("spec", KERNELS, ids=str)
+def test_tracked_responses_stay_close_to_exact_ones(spec, natural):
+    """Over several renewals of the inverse, at the largest step that is tracked for this batch size."""
+    kernel, n = make_kernel(spec[0], **spec[1]), 64
+    x = blocks(updates=60, batch=8)
+    net = network_for(kernel, x, natural, n)
+    rates = Rates(0.004, 0.0 if kernel.is_homogeneous else 0.004, 0.03125 if natural else 0.0625)
+    learner = learner_of(net, rates, natural)
+    errors, seen, renewals = [], [], 0
+    for batch in x:
+        exact = compute_step(net, batch, natural).y
+        learner.learn(batch[None], observe=lambda update: True, on_observation=lambda _, found, __: seen.append(found))
+        errors.append(float((seen[-1].y - exact).norm() / exact.norm()))
+        renewals += learner.responses.state_dict()["age"] == 1
+    assert renewals >= 3
+    assert max(errors) < 1e-4
+
+
+def test_one_tracked_update_equals_the_plain_formulas():
+    """Also at the end of a period, where the ridge inside the inverse is farthest from the network's."""
+    kernel, x = PowerCosineKernel(3), blocks(updates=40, batch=8)
+    net, rates = network_for(kernel, x, natural=True, n=64), Rates(0.004, 0.0, 0.03125)
+    learner = learner_of(net, rates, natural=True)
+    worst = 0.0
+    for batch in x:
+        theirs = copy.deepcopy(net)
+        learner.learn(batch[None])
+        plain_rules.update(theirs, batch, rates, natural=True)
+        worst = max(worst, largest_difference(net, theirs))
+    assert 0 < worst < 1e-5
+
+
+def test_the_inverse_is_not_tracked_while_L_settles():
+    x, rates = blocks(updates=5), Rates(0.01, 0.0, 0.02)
+    tracked, exact = (network_for(PowerCosineKernel(2), x, False) for _ in range(2))
+    found = learner_of(tracked, rates, False, inverse="tracked", settling=4)
+    found.learn(x[:4])
+    assert found.responses.state_dict() == {}
+    learner_of(exact, rates, False, inverse="exact").learn(x[:4])
+    assert largest_difference(tracked, exact) == 0
+    found.learn(x[4:], first_update=4)
+    assert found.responses.state_dict()["age"] == 1
+
+
+@pytest.mark.parametrize(
+    ("n", "batch", "step", "tracks"),
+    [(64, 8, 0.02, True), (63, 8, 0.02, False), (64, 8, 0.06, False), (64, 8, 0.0, False)],
+)
+def test_auto_tracks_where_neurons_are_many_and_steps_small(n, batch, step, tracks):
+    x = blocks(updates=1, batch=batch)
+    learner = learner_of(network_for(PowerCosineKernel(3), x, True, n), Rates(0.001, 0.0, step), natural=True)
+    learner.learn(x)
+    assert bool(learner.responses.state_dict()) == tracks
+
+
+@pytest.mark.parametrize("change", ["invalidate", "finish", "balance", "move_idle_landmarks", "restore"])
+def test_a_changed_L_invalidates_the_tracked_inverse(change):
+    """Every way to change L through the Learner, and `invalidate` after a change elsewhere."""
+    kernel, x = PowerCosineKernel(3), blocks(updates=2, batch=8)
+    net, rates = network_for(kernel, x, True, 64), Rates(0.001, 0.0, 0.02)
+    learner = learner_of(net, rates, natural=True)
+    learner.learn(x[:1])
+    assert learner.responses.state_dict()
+    points = x.flatten(0, 1)
+    if change == "invalidate":
+        with torch.no_grad():
+            net.L.mul_(2)
+        learner.invalidate()
+    elif change == "finish":
+        learner.finish([points])
+    elif change == "restore":
+        learner.restore(learner.snapshot())
+    else:
+        getattr(learner, change)(points)
+    assert learner.responses.state_dict() == {}
+    theirs = copy.deepcopy(net)
+    learner.learn(x[1:])
+    plain_rules.update(theirs, x[1], rates, natural=True)
+    assert largest_difference(net, theirs) < 1e-5
+
+
+def test_state_of_another_size_is_refused():
+    x = blocks(updates=1, batch=8)
+    learner = learner_of(network_for(PowerCosineKernel(3), x, True, 64), Rates(0.001, 0.0, 0.02), natural=True)
+    learner.learn(x)
+    with pytest.raises(ValueError, match=r"must have the shape \(7, 7\), got \(64, 64\)"):
+        ResponseSolver(network_for(PowerCosineKernel(3), x, True)).load_state_dict(learner.responses.state_dict())
+
+
+def test_a_failed_factorisation_is_remembered_until_reset():
+    x = blocks(updates=2)
+    net = network_for(GaussianKernel(0.7), x, natural=False)
+    with torch.no_grad():
+        net.L.copy_(-torch.eye(7))
+    learner = learner_of(net, Rates(0.0, 0.0, 0.0), natural=False)
+    learner.learn(x[:1])
+    assert int(learner.responses.failed) > 0
+    assert learner.not_finite() == ["W", "q", "L", "the factorisation of L + ridge I"][-1:]
+    learner.invalidate()  # a moved landmark changes L, but the failure stays
+    assert int(learner.responses.failed) > 0
+    learner.restore(learner.snapshot())
+    assert int(learner.responses.failed) == 0
+
+
+def train(module, data, max_steps=-1, ckpt_path=None):
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1,
+        enable_model_summary=False, max_steps=max_steps,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=ArrayDataModule(str(data), batch_size=4, updates_per_epoch=25), ckpt_path=ckpt_path)
+    return trainer
+
+
+@pytest.mark.parametrize("interrupted", [17, 30])
+def test_a_tracked_run_resumes_bitwise(tmp_path, interrupted):
+    """In the middle of a period, so that the inverse itself is in the checkpoint."""
+    np.save(tmp_path / "x.npy", np.random.default_rng(3).normal(size=(400, 6)).astype(np.float32))
+    options = {"num_neurons": 40, "in_features": 6, "kernel": "power_cosine", "kernel_params": {"alpha": 3}}
+    whole, first, second = (model(**options, updates=60, phases=None) for _ in range(3))
+    train(whole, tmp_path / "x.npy")
+    trainer = train(first, tmp_path / "x.npy", max_steps=interrupted)
+    assert first.learner.responses.state_dict()["age"] > 1
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    train(second, tmp_path / "x.npy", ckpt_path=tmp_path / "half.ckpt")
+    for ours, theirs in zip(second.network.parameters(), whole.network.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    # The exact end changes L, so the inverse of the learned L must not outlive it.
+    assert whole.learner.state_dict()["inverse"] == {}

@@ -1,0 +1,100 @@
+"""The rules against plain formulas, and natural steps against the fixed points that define them."""
+
+import copy
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from helpers import plain_rules
+from helpers.kernels import KERNELS
+from helpers.learning_cases import ScaledGaussian, blocks, network_for, rates_for
+from helpers.plain_rules import compute_step, descent, largest_difference, learner_of
+from ksm_lightning.kernels import GaussianKernel, PowerCosineKernel, make_kernel
+from ksm_lightning.learning import Rates
+from ksm_lightning.network import KSMNetwork, NormalInit, functional
+
+
+@pytest.mark.parametrize("natural", [True, False], ids=["natural", "paper"])
+@pytest.mark.parametrize("spec", [*KERNELS, None], ids=str)
+def test_updates_equal_the_plain_formulas(spec, natural):
+    kernel = ScaledGaussian() if spec is None else make_kernel(spec[0], **spec[1])
+    x = blocks() * (0.5 if spec and spec[0] == "polynomial" else 1.0)  # the paper's rates diverge for large powers
+    ours = network_for(kernel, x, natural)
+    theirs, rates = copy.deepcopy(ours), rates_for(kernel, natural)
+    before = copy.deepcopy(ours)
+    learner_of(ours, rates, natural, inverse="exact").learn(x)
+    for batch in x:
+        plain_rules.update(theirs, batch, rates, natural)
+    assert largest_difference(theirs, before) > 1e-3
+    assert largest_difference(ours, theirs) < 1e-9
+
+
+def test_responses_and_steps_are_limited():
+    """A start that responds far too strongly, with a gain near 0 and a landmark far away."""
+    kernel, x = GaussianKernel(0.7), blocks(updates=3)
+    ours = network_for(kernel, x, natural=True)
+    with torch.no_grad():
+        ours.L.mul_(1e-3)
+        ours.q[0], ours.W[1] = 1e-8, 4.0
+    theirs, rates = copy.deepcopy(ours), Rates(0.3, 0.3, 0.25)
+    limited = compute_step(ours, x[0], natural=True).y
+    assert not torch.allclose(limited, compute_step(ours, x[0], natural=False).y)
+    learner_of(ours, rates, True, inverse="exact").learn(x)
+    for batch in x:
+        plain_rules.update(theirs, batch, rates, natural=True)
+    assert largest_difference(ours, theirs) < 1e-9
+
+
+def test_a_full_natural_step_is_a_mean_shift(rng):
+    """``w -> <y k x> / <y k>``, ``q -> <y k>`` and ``L -> C``, from gains at their own fixed point."""
+    kernel = GaussianKernel(0.8)
+    x = torch.randn(50, 2, generator=rng, dtype=torch.float64)
+    net = KSMNetwork(kernel, 2, 3, init=NormalInit(0.3), generator=rng).double()
+    step = functional.hebbian_step(kernel, x, net.W, net.q, net.L, net.ridge)
+    weights = step.y * step.k  # (batch, n)
+    with torch.no_grad():
+        net.q.copy_(weights.mean(0))  # the fixed point for the responses from before
+    gradients = functional.Gradients(
+        functional.gradient_W(net.q, step.y, kernel.value_and_pullback(x, net.W)[1], kernel.diag_gradient(net.W)),
+        functional.gradient_q(net.q, step.k, step.y, step.self_similarity), step.gradients.L,
+    )  # fmt: skip
+    found = descent(net, gradients, step.self_similarity, Rates(1e-9, 1.0, 1.0), natural=True)
+    assert_close(net.W - found.W, weights.mT @ x / weights.sum(0)[:, None])
+    assert_close(found.q, torch.zeros(3, dtype=torch.float64))
+    assert_close(net.L + found.L, step.C)
+
+
+def test_a_full_natural_step_of_a_power_cosine_kernel(rng):
+    kernel = PowerCosineKernel(alpha=3)
+    x = torch.randn(50, 4, generator=rng, dtype=torch.float64)
+    net = KSMNetwork(kernel, 4, 3, generator=rng).double()
+    step = functional.hebbian_step(kernel, x, net.W, net.q, net.L, net.ridge)
+    found = descent(net, step.gradients, step.self_similarity, Rates(1e-9, 0.0, 1.0), natural=True)
+    assert_close(net.W - found.W, kernel.value_and_pullback(x, net.W)[1](step.y / len(x)))
+
+
+def test_the_papers_rule_is_gradient_descent(rng):
+    """One update of the Learner against ``w -= eta / q^2 de/dw``, ``q -= eta de/dq``, ``L += eta de/dL``."""
+    x = torch.randn(50, 2, generator=rng, dtype=torch.float64)
+    net = KSMNetwork(GaussianKernel(0.8), 2, 3, generator=rng).double()
+    with torch.no_grad():
+        net.q.copy_(torch.tensor([0.5, 1.0, 2.0]))
+    before, step = copy.deepcopy(net), functional.hebbian_step(net.kernel, x, net.W, net.q, net.L, net.ridge)
+    learner_of(net, Rates(0.01, 0.02, 0.1), natural=False).learn(x[None])
+    assert_close(net.W, before.W - 0.01 * step.gradients.W / before.q.square()[:, None])
+    assert_close(net.q, before.q - 0.02 * step.gradients.q)
+    assert_close(net.L, before.L + 0.1 * step.gradients.L)
+
+
+def test_no_step_moves_a_neuron_far(rng):
+    """A gain of 1e-20, whose square divides the gradient, moves its landmark by at most half a kernel width."""
+    x = torch.randn(50, 2, generator=rng, dtype=torch.float64)
+    net = KSMNetwork(GaussianKernel(0.8), 2, 3, generator=rng).double()
+    with torch.no_grad():
+        net.q[1], net.L[:] = 1e-20, 1e-9 * torch.eye(3)
+    before = net.W.detach().clone()
+    learner_of(net, Rates(1000.0, 0.0, 0.0), natural=True, inverse="exact").learn(x[None])
+    moved = (net.W.detach() - before).norm(dim=1)
+    assert moved.max() <= 0.5 * 0.8 * 1.0001
+    assert moved.min() > 1e-3
