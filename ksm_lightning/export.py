@@ -27,8 +27,7 @@ class Exported(NamedTuple):
     """Result of :func:`export`."""
 
     path: Path
-    difference: float
-    """Largest difference between a feature of the file and of the extractor."""
+    difference: float  # largest difference between a feature of the file and of the extractor
 
 
 def export(
@@ -54,9 +53,15 @@ def export(
         raise ValueError(f"There is no format {format!r}: choose one of {', '.join(SUFFIXES)}.")
     if path.suffix != SUFFIXES[format]:
         raise ValueError(f"The format {format} is written to a {SUFFIXES[format]} file, got {path}.")
+    if min(shape) < 1:
+        raise ValueError(f"Every side of `input_shape` must be at least 1, got {shape}; leave out the batch dimension.")
+    if math.prod(shape) != extractor.raw_features:
+        raise ValueError(
+            f"Inputs of shape {shape} have {math.prod(shape)} values, but the extractor takes {extractor.raw_features}."
+        )
     extractor = extractor.cpu().eval()
-    x = example_inputs(extractor).view(-1, *_check_shape(extractor, shape))
-    write, read = {"torch": _torch, "onnx": _onnx, "safetensors": _safetensors}[format]
+    x = example_inputs(extractor).view(-1, *shape)
+    write, read = _FORMATS[format]
     with draft_of(path) as draft:
         written = draft.with_name(f"{draft.name}{path.suffix}")  # the libraries check the suffix
         try:
@@ -86,28 +91,14 @@ def example_inputs(extractor: FeatureExtractor, count: int = 64) -> Tensor:
     return torch.nn.functional.pad(rows.view(-1, *prepare.image_shape), border).flatten(1)
 
 
-def _check_shape(extractor: FeatureExtractor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if min(shape) < 1:
-        raise ValueError(f"Every side of `input_shape` must be at least 1, got {shape}; leave out the batch dimension.")
-    if math.prod(shape) != extractor.raw_features:
-        raise ValueError(
-            f"Inputs of shape {shape} have {math.prod(shape)} values, but the extractor takes {extractor.raw_features}."
-        )
-    return shape
-
-
-def _dynamic() -> dict[str, Any]:
-    return {_INPUT: {0: torch.export.Dim("batch", min=1)}}
-
-
-Write = Callable[[FeatureExtractor, Tensor, Path], None]
-Read = Callable[[Path], Callable[[Tensor], Tensor]]
+def _trace(extractor: FeatureExtractor, x: Tensor) -> torch.export.ExportedProgram:
+    return torch.export.export(extractor, (x,), dynamic_shapes={_INPUT: {0: torch.export.Dim("batch", min=1)}})
 
 
 def _write_torch(extractor: FeatureExtractor, x: Tensor, path: Path) -> None:
+    about = {"ksm_lightning.json": json.dumps(extractor.description)}
     with _quietly():
-        program = torch.export.export(extractor, (x,), dynamic_shapes=_dynamic())
-        torch.export.save(program, path, extra_files={"ksm_lightning.json": json.dumps(extractor.description)})
+        torch.export.save(_trace(extractor, x), path, extra_files=about)
 
 
 def _read_torch(path: Path) -> Callable[[Tensor], Tensor]:
@@ -119,13 +110,12 @@ def _read_torch(path: Path) -> Callable[[Tensor], Tensor]:
 def _write_onnx(extractor: FeatureExtractor, x: Tensor, path: Path) -> None:
     _check_onnx()
     with _quietly():
-        traced = torch.export.export(extractor, (x,), dynamic_shapes=_dynamic())
         table = torch.export.default_decompositions()
         table[torch.ops.aten.acos.default] = float64_acos
+        traced = _trace(extractor, x).run_decompositions(table)
         program = torch.onnx.export(
-            traced.run_decompositions(table), dynamo=True, input_names=[_INPUT], output_names=[_OUTPUT],
-            external_data=False, verbose=False,
-        )  # fmt: skip
+            traced, dynamo=True, input_names=[_INPUT], output_names=[_OUTPUT], external_data=False, verbose=False
+        )
         assert program is not None
         program.model.metadata_props["ksm_lightning"] = json.dumps(extractor.description)
         program.save(str(path), external_data=False)
@@ -175,10 +165,6 @@ def _check_onnx() -> None:
             ) from error
 
 
-def _write_safetensors(extractor: FeatureExtractor, x: Tensor, path: Path) -> None:
-    extractor.save(path)
-
-
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Suppress log messages and warnings of the exporters."""
@@ -193,6 +179,9 @@ def _quietly() -> Iterator[None]:
         logger.setLevel(level)
 
 
-_torch: tuple[Write, Read] = (_write_torch, _read_torch)
-_onnx: tuple[Write, Read] = (_write_onnx, _read_onnx)
-_safetensors: tuple[Write, Read] = (_write_safetensors, FeatureExtractor.load)
+# How each format is written and read.
+_FORMATS: dict[Format, tuple[Callable[[FeatureExtractor, Tensor, Path], Any], Callable[[Path], Any]]] = {
+    "torch": (_write_torch, _read_torch),
+    "onnx": (_write_onnx, _read_onnx),
+    "safetensors": (lambda extractor, x, path: extractor.save(path), FeatureExtractor.load),
+}

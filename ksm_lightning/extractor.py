@@ -23,8 +23,7 @@ from ksm_lightning.runs.checkpoint import network_of, preprocessing_of, read_che
 if TYPE_CHECKING:
     from ksm_lightning.sklearn import FrozenTransformer
 
-FORMAT = 1
-"""Format number of saved extractors, raised whenever older files would be misread."""
+FORMAT = 1  # of saved extractors, raised whenever older files would be misread
 # float32 is sufficient if it changes no feature by more than this fraction of the largest feature.
 _ROUNDING = 3e-6
 
@@ -47,9 +46,6 @@ class FeatureExtractor(Frozen):
     Attributes:
         preprocessing: Maps raw input to standardised points (batch, m).
         features: Maps standardised points to features (batch, k), in the dtype of the computation.
-
-    Raises:
-        ValueError: If the shapes or dtypes do not match.
 
     Example:
         >>> from ksm_lightning import GaussianKernel, KSMNetwork
@@ -119,11 +115,7 @@ class FeatureExtractor(Frozen):
         preprocessing: Preprocessing | None = None,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """Make an extractor from a network, on its device. Arguments as in :meth:`from_checkpoint`.
-
-        Raises:
-            ValueError: If the readout is unknown, its sample is missing or invalid, or the network diverged.
-        """
+        """Make an extractor from a network, on its device. Arguments as in :meth:`from_checkpoint`."""
         name = check_readout(readout)
         if dtype not in (None, torch.float32, torch.float64):
             raise ValueError(f"An extractor computes in float32 or float64, got {dtype}.")
@@ -265,11 +257,7 @@ class FeatureExtractor(Frozen):
         return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
     def save(self, path: str | Path) -> Path:
-        """Write the extractor to one ``.safetensors`` file, atomically, and return the path. :meth:`load` reads it.
-
-        Raises:
-            ValueError: If the suffix is not ``.safetensors``, or the kernel has no registered name.
-        """
+        """Write the extractor to one ``.safetensors`` file, atomically, and return the path. :meth:`load` reads it."""
         from safetensors.torch import save
 
         path = Path(path)
@@ -302,14 +290,8 @@ class FeatureExtractor(Frozen):
             raise ValueError(f"{path} is not a feature extractor that this version of ksm_lightning can read.")
         try:
             kernel = make_kernel(about["kernel"], **about["kernel_params"])
-            prepare = Preprocessing.from_state(
-                {
-                    "mean": tensors["preprocessing.mean"],
-                    "scale": tensors["preprocessing.scale"],
-                    "image_shape": about["image_shape"],
-                    "crop": about["crop"],
-                }
-            )
+            state = {name: tensors[f"preprocessing.{name}"] for name in ("mean", "scale")}
+            prepare = Preprocessing.from_state({**state, "image_shape": about["image_shape"], "crop": about["crop"]})
             extractor = cls(kernel, tensors["W"], tensors["M"], prepare, about["readout"])
         except KeyError as error:
             raise ValueError(f"The extractor {path} is damaged: {error} is missing.") from error
@@ -331,10 +313,7 @@ def sufficient_dtype(features: LandmarkFeatures) -> torch.dtype:
     """float32 if it changes features by at most a few parts in a million of the largest, otherwise float64.
 
     The readout M amplifies rounding errors, by up to 1e5 if landmarks are close to each other. The error is largest at
-    and near the landmarks, so it is measured there.
-
-    Args:
-        features: The features in float64.
+    and near the landmarks, so it is measured there. The given features must be in float64.
     """
     W, M = features.W, features.M
     x = torch.cat([W, 0.99 * W + 0.01 * W.roll(1, 0)])

@@ -125,7 +125,8 @@ class KernelSimilarityMatching(L.LightningModule):
         self.hparams["ridge"] = self.network.ridge
 
     def on_fit_start(self) -> None:
-        """Check that the precision is full."""
+        """Reset what callbacks may have set, and check that the precision is full."""
+        self.run_state.should_pause = False
         if self.trainer.precision not in ("32-true", "64-true"):
             raise ValueError(
                 f"The update solves linear systems and needs full precision: set `precision` to 32-true or 64-true, "

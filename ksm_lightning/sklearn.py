@@ -88,11 +88,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     # ------------------------------------------------------------------ learning
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
-        """Train a new network on samples (samples, m).
-
-        Raises:
-            ValueError: If a parameter or the samples are invalid.
-        """
+        """Train a new network on samples (samples, m)."""
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES))
         kernel, seed = self._check(), self._draw_seed()
         check_range(kernel, x)
@@ -105,20 +101,15 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self._stream = Stream.after(network, x, updates, batch_size=self.batch_size, seed=seed)
         sample = x[random_subset(len(x), READOUT_SAMPLE)] if self.readout == "least_squares" else None
         self._encoder = _LazyEncoder(network, check_readout(self.readout), sample)
-        self.kernel_ = network.kernel
-        self.n_samples_seen_ = len(x)
-        self.n_updates_ = updates
+        self.kernel_, self.n_samples_seen_, self.n_updates_ = network.kernel, len(x), updates
         return self
 
     def partial_fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Learn from the next samples (samples, m) of a stream, in order. One sample is enough.
 
         The network continues from ``fit`` or from earlier calls, with decreasing step sizes. Features always belong to
-        the current landmarks, with the exact L for a stored sample of the stream.
-
-        Raises:
-            ValueError: If a parameter or the samples are invalid, or ``n_components``, ``kernel`` or
-                ``kernel_params`` changed after the first call.
+        the current landmarks, with the exact L for a stored sample of the stream. Changing ``n_components``,
+        ``kernel`` or ``kernel_params`` after the first call is an error.
         """
         is_first = not hasattr(self, "_stream")
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES, reset=is_first))
@@ -172,12 +163,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self.network_.num_neurons
 
     def transform(self, X: ArrayLike) -> np.ndarray:
-        """Features (samples, n) of samples (samples, m), computed in float64 and cast to the dtype of the samples.
-
-        Raises:
-            NotFittedError: If neither ``fit`` nor ``partial_fit`` was called.
-            ValueError: If the samples are invalid.
-        """
+        """Features (samples, n) of samples (samples, m), computed in float64 and cast to the dtype of the samples."""
         check_is_fitted(self)
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES, reset=False))
         features = encode_in_blocks(lambda part: self._encoder.features(part).to(x), x, _BLOCK)
@@ -256,11 +242,7 @@ class FrozenTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return self
 
     def transform(self, X: ArrayLike) -> np.ndarray:
-        """Features (samples, n) of raw input (samples, m), in the dtype of the input.
-
-        Raises:
-            ValueError: If the samples are invalid.
-        """
+        """Features (samples, n) of raw input (samples, m), in the dtype of the input."""
         features: np.ndarray = self.extractor.transform(self._check(X))
         return features
 

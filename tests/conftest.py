@@ -49,6 +49,12 @@ def _quiet_lightning():
 
 
 @pytest.fixture
+def in_tmp_path(tmp_path, monkeypatch) -> None:
+    """The working folder is the test's temporary folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def rng() -> torch.Generator:
     return torch.Generator().manual_seed(1)
 

@@ -1,4 +1,4 @@
-"""The LightningModule against updates made by hand, and everything a trainer asks of it."""
+"""The LightningModule: updates against the paper's rules, logging, schedules, plain dataloaders and error messages."""
 
 import lightning
 import pytest
@@ -17,7 +17,7 @@ from ksm_lightning.network import functional
 
 
 def by_hand(module, data, updates, rates):
-    """The paper's three rules, written out, with autograd for the gradients and float64 throughout."""
+    """W, q and L after the paper's three rules in float64, with gradients by autograd."""
     W, q, L = (p.detach().double().clone() for p in (module.network.W, module.network.q, module.network.L))
     kernel, ridge = GaussianKernel(0.3), module.network.ridge
     batches = torch.cat([block.x for block in data.train_dataloader()])[:updates].double()
@@ -130,14 +130,14 @@ def test_logged_names_and_counts():
     expected |= {f"{kind}/{name}" for kind in ("rate", "gradient_norm") for name in "WqL"}
     assert expected <= set(training[3])
     assert [training[step]["rate/W"] for step in (3, 6, 9, 12)] == [0.01, 0.01, 0.001, 0.001]
-    # Validations stand at their update, not at the number of blocks that Lightning was handed.
+    # Validations are logged at their update, not at the number of blocks.
     assert [step for step, metrics in logger.metrics.items() if {"val/kernel_nrmse", "val/energy"} <= set(metrics)] == [
         6,
         12,
     ]
 
 
-def test_logged_health_is_that_of_the_state():
+def test_logged_health_is_that_of_the_weights():
     logger, module = Recorder(), model(phases=[Phase(1)])
     module.network.q.data = torch.tensor([0.5, -0.1, 1.0, 1.0, 1.0, 1.0])
     L = module.network.L.detach().clone()
@@ -147,7 +147,7 @@ def test_logged_health_is_that_of_the_state():
     assert logger.metrics[1]["health/condition_L"] == pytest.approx(exact, rel=1e-5)
 
 
-def test_the_condition_logged_is_a_lower_bound_within_reach():
+def test_the_logged_condition_number_is_a_lower_bound_within_a_factor_of_30():
     logger, module = Recorder(), model(phases=[Phase(200)])
     fit(module, logger=logger, log_every_n_steps=200)
     exact = torch.linalg.cond(module.network.L.detach().double() + 1e-3 * torch.eye(6)).item()
@@ -164,7 +164,7 @@ def test_logging_and_evaluations_do_not_change_training():
         assert torch.equal(a, b)
 
 
-def test_the_size_of_blocks_does_not_change_training(monkeypatch):
+def test_training_does_not_depend_on_the_block_size(monkeypatch):
     large, single = model(phases=[Phase(40)]), model(phases=[Phase(40)])
     fit(large)
     monkeypatch.setattr("ksm_lightning.data.loaders.UPDATES_AT_ONCE", 1)
@@ -173,7 +173,7 @@ def test_the_size_of_blocks_does_not_change_training(monkeypatch):
         assert torch.equal(a, b)
 
 
-def test_a_plain_dataloader_trains_it_too():
+def test_a_plain_dataloader_trains_the_module():
     torch.manual_seed(0)
     x, labels = torch.randn(64, 1, 1, 2), torch.zeros(64)
     module = model(phases=[Phase(6)])
@@ -184,7 +184,7 @@ def test_a_plain_dataloader_trains_it_too():
     assert trainer.global_step == 6
 
 
-def test_a_second_fit_goes_on_where_the_first_ended():
+def test_a_second_fit_continues_the_first():
     module = model(phases=[Phase(5)], init="data")
     fit(module)
     before = module.network.W.detach().clone()
@@ -192,9 +192,9 @@ def test_a_second_fit_goes_on_where_the_first_ended():
     assert torch.equal(module.network.W, before)
 
 
-def test_data_decides_the_input_size_and_the_start():
+def test_the_input_size_and_the_start_come_from_the_data():
     module = model(in_features=None, init="data", phases=[Phase(1, 0.0, 0.0, 0.0)])
-    with pytest.raises(ValueError, match="learns its input size in `fit`"):
+    with pytest.raises(ValueError, match="The input size is known after `fit` only"):
         module(torch.zeros(1, 2))
     data = moons()
     fit(module, data)
@@ -203,7 +203,7 @@ def test_data_decides_the_input_size_and_the_start():
     assert is_point.any(1).all()
 
 
-def test_divergence_stops_the_run_and_names_what_broke():
+def test_divergence_stops_the_run_and_names_the_parameter():
     module = model(phases=[Phase(200, eta_w=1e30, eta_q=1e30)])
     with pytest.raises(FloatingPointError, match=r"diverged at or before update \d+: .*not finite"):
         fit(module, logger=Recorder(), log_every_n_steps=10)
@@ -223,7 +223,7 @@ def test_divergence_stops_the_run_and_names_what_broke():
         ({"phases": [Phase(1, kernel_params={"sigma": 0.0})]}, "`sigma` must be positive"),
     ],
 )
-def test_impossible_models_are_refused_at_once(options, message):
+def test_invalid_hyper_parameters_are_refused_at_construction(options, message):
     with pytest.raises(ValueError, match=message):
         model(**options)
 
@@ -235,14 +235,16 @@ def test_impossible_models_are_refused_at_once(options, message):
         (lambda: fit(model(), precision="bf16-mixed"), "needs full precision"),
     ],
 )
-def test_impossible_runs_are_refused(run, message):
+def test_invalid_runs_are_refused(run, message):
     with pytest.raises(ValueError, match=message):
         run()
 
 
-def test_a_plain_loader_cannot_tell_the_input_size():
+def test_a_plain_dataloader_needs_in_features():
     trainer = lightning.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1)
-    with pytest.raises(ValueError, match="Only a datamodule of ksm_lightning"):
+    with pytest.raises(
+        ValueError, match="Without a datamodule of ksm_lightning the input size"
+    ):
         trainer.fit(model(in_features=None), DataLoader(torch.zeros(8, 2)))
 
 

@@ -1,9 +1,102 @@
 """Each private name of a library behaves as :mod:`ksm_lightning.private_apis` expects."""
 
-import pytest
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+import subprocess
+import sys
 
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torchmetrics import Metric
+
+from helpers.processes import PATIENCE
 from ksm_lightning import private_apis
+
+
+class Counting(lightning.LightningModule):
+    """Counts four further updates per step of its optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.counts = []
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.zeros(6, 1), batch_size=1)
+
+    def training_step(self, batch, batch_idx):
+        self.optimizers().step()
+        private_apis.count_updates(self.trainer, 4)
+        self.counts.append(self.global_step)
+
+
+def fitted(**options) -> tuple[Counting, lightning.Trainer]:
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "max_epochs": 1, **options}
+    run = lightning.Trainer(enable_progress_bar=False, enable_model_summary=False, **options)
+    module = Counting()
+    run.fit(module)
+    return module, run
+
+
+def test_the_file_imports_no_library_it_describes():
+    code = (
+        "import ksm_lightning.private_apis, sys; print({'lightning', 'tensorboard', 'torchmetrics'} & {*sys.modules})"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert result.stdout.strip() == "set()"
+
+
+def test_counted_updates_move_the_global_step_and_end_the_run():
+    module, run = fitted()
+    assert module.counts == [5, 10, 15, 20, 25, 30]
+    assert run.global_step == 30
+    module, run = fitted(max_steps=12)
+    assert run.global_step == module.counts[-1] == 15
+
+
+def test_counted_updates_are_in_the_checkpoint(tmp_path):
+    _, run = fitted()
+    run.save_checkpoint(tmp_path / "x.ckpt")
+    resumed = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=2
+    )
+    resumed.fit(module := Counting(), ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+    assert module.counts[0] == 35
+
+
+def test_a_module_has_a_trainer_only_after_it_was_attached():
+    assert private_apis.attached_trainer(Counting()) is None
+    module, run = fitted()
+    assert private_apis.attached_trainer(module) is run
+
+
+def test_the_checkpoint_content_is_that_of_save_checkpoint(tmp_path):
+    _, run = fitted()
+    content = private_apis.checkpoint_content(run)
+    run.save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
+    saved = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    assert set(content) == set(saved)
+    assert content["global_step"] == saved["global_step"] == 30
+    assert torch.equal(content["state_dict"]["weight"], saved["state_dict"]["weight"])
+
+
+def test_one_event_holds_several_scalars_also_after_the_writer_was_closed(tmp_path):
+    writer = TensorBoardLogger(tmp_path, name="", version="").experiment
+    for step in (3, 4):
+        values = [Summary.Value(tag=tag, simple_value=value * step) for tag, value in (("a", 1.0), ("b", 2.0))]
+        private_apis.add_event(writer, Summary(value=values), step)
+        writer.close()
+        assert writer.file_writer is None
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("a")] == [(3, 3.0), (4, 4.0)]
+    assert [(event.step, event.value) for event in events.Scalars("b")] == [(3, 6.0), (4, 8.0)]
 
 
 @pytest.mark.parametrize(
@@ -18,3 +111,27 @@ from ksm_lightning import private_apis
 )
 def test_the_checkpoint_interval_is_that_of_model_checkpoint(callback, interval):
     assert private_apis.checkpoint_interval(callback) == interval
+
+
+class SyncedSum(Metric):
+    """Returns whether its state is synchronised, and its sum."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, value):
+        self.total += value
+
+    def compute(self):
+        return private_apis.is_synced(self), float(self.total)
+
+
+def test_a_metric_is_synced_inside_compute_of_several_processes():
+    alone = SyncedSum()
+    alone.update(2.0)
+    assert alone.compute() == (False, 2.0)
+    shared = SyncedSum(distributed_available_fn=lambda: True, dist_sync_fn=lambda value, group: [value, value])
+    shared.update(2.0)
+    assert shared.compute() == (True, 4.0)
+    assert not private_apis.is_synced(shared)

@@ -263,7 +263,8 @@ def test_the_map_names_every_folder_and_module_and_nothing_else():
         assert description
         folder = (name if name.endswith("/") else "") if not indent else folder
         named.add(name if not indent else folder + name)
-    modules = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"}
+    files = [path for path in PACKAGE.rglob("*.*") if path.suffix in (".py", ".css") and path.name != "__init__.py"]
+    modules = {str(path.relative_to(PACKAGE)) for path in files}
     folders = {f"{path.parent.relative_to(PACKAGE)}/" for path in PACKAGE.glob("*/__init__.py")}
     assert named == modules | folders
 

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from helpers.paths import ROOT
 from ksm_lightning.kernels import GaussianKernel, PowerCosineKernel
-from ksm_lightning.learning import Learner, Phase, PhaseSchedule
+from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, PhaseSchedule, Rates
 from ksm_lightning.network import KSMNetwork
 
 
@@ -41,6 +41,7 @@ FIGURES = [path.stem for path in sorted(REPRODUCE.glob("*.py")) if "SCRIPT = " i
     [
         "probe_table.py",
         "benchmark/evaluation.py",
+        "benchmark/reuse.py",
         "benchmark/update.py",
         "stress/run.py",
         *(f"reproduce/{name}.py" for name in ["run", *FIGURES]),
@@ -67,10 +68,8 @@ def test_a_figure_is_computed_to_a_file_and_drawn_from_it(results_folder, capsys
     assert run("reproduce/half_moons_overview.py", "--quick") == 0
     printed = capsys.readouterr().out
     assert "- the features tile the input space:" in printed
-    results, picture = (
-        results_folder / "half_moons_overview.npz",
-        results_folder / "figures" / "half_moons_overview.png",
-    )
+    results = results_folder / "half_moons_overview.npz"
+    picture = results_folder / "figures" / "half_moons_overview.png"
     with np.load(results) as file:
         assert file["W"].shape == (16, 2)
         assert file["y"].shape == (1600, 16)
@@ -90,7 +89,7 @@ def test_damaged_results_are_named(results_folder, capsys):
     capsys.readouterr()
     assert run("reproduce/half_moons_overview.py", "--quick") == 1
     printed = capsys.readouterr().err.strip()
-    assert printed == f"half_moons_overview: error: {results} is damaged: remove it, and it is computed again."
+    assert printed == f"half_moons_overview: error: {results} is damaged: delete it to compute it again."
 
 
 def test_the_report_has_a_section_for_every_figure():
@@ -116,7 +115,7 @@ def test_the_quick_reproduction_writes_every_figure_and_resumes(results_folder, 
     assert run("reproduce/run.py", "--quick") == 0
     printed = capsys.readouterr().out
     assert f"{len(FIGURES)} figures, 1 to compute" in printed
-    assert printed.count("computed before") == len(FIGURES) - 1
+    assert printed.count(": stored") == len(FIGURES) - 1
     assert (results_folder / "REPORT.md").read_text() == report
 
 
@@ -124,7 +123,7 @@ def test_figures_of_mnist_are_skipped_without_its_files(results_folder, capsys, 
     monkeypatch.setenv("KSM_DATA_DIR", str(tmp_path))
     assert run("reproduce/run.py", "--quick", "--only", "mnist_weights", "half_moons_overview") == 0
     printed = capsys.readouterr().out
-    assert "MNIST is not there" in printed
+    assert "MNIST was not found" in printed
     assert "1 figures, 1 to compute" in printed
     assert "No report was written" in printed
     assert not (results_folder / "REPORT.md").exists()
@@ -140,9 +139,46 @@ def test_the_probe_table_rejects_bad_input_with_one_line(name, message, capsys):
     assert len(printed.strip().splitlines()) == 1
 
 
-def test_the_plain_loop_of_the_benchmark_equals_the_learner(monkeypatch):
-    """Both start from the same weights and see the same batches, in float64."""
+@pytest.fixture
+def _benchmark_modules(monkeypatch):
+    """Make the modules of scripts/benchmark importable."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "benchmark"))
+
+
+@pytest.mark.usefixtures("_benchmark_modules")
+def test_measured_sections_replace_those_in_the_result_file(tmp_path):
+    import results
+
+    path, titles = tmp_path / "RESULTS.md", {"a": "First", "b": "Second"}
+    results.write_sections(path, "# Head", titles, {"b": ["2"]})
+    results.write_sections(path, "# Head", titles, {"a": ["1", "1"]})
+    results.write_sections(path, "# Other head", titles, {"b": ["3"]})
+    assert path.read_text() == "# Other head\n\n## First\n\n1\n1\n\n## Second\n\n3\n"
+
+
+@pytest.mark.usefixtures("_benchmark_modules")
+@pytest.mark.parametrize("schedule", [AdaptiveSchedule(20), PhaseSchedule([Phase(20)])], ids=["adaptive", "paper"])
+def test_the_benchmark_compares_tracked_responses_with_float64(schedule):
+    import measurements
+
+    x = torch.randn(2000, 10)
+    assert max(measurements.accuracy(x, 8, schedule, 20)) < 1e-3
+
+
+@pytest.mark.usefixtures("_benchmark_modules")
+@pytest.mark.parametrize("is_natural", [False, True])
+def test_the_benchmark_times_updates(is_natural):
+    import measurements
+
+    work = measurements.bare(
+        GaussianKernel(1.0), torch.randn(100, 2), 4, Rates(0.01, 0.01, 0.1), updates=60, is_natural=is_natural
+    )
+    assert work() > 0
+
+
+@pytest.mark.usefixtures("_benchmark_modules")
+def test_the_plain_loop_of_the_benchmark_equals_the_learner():
+    """Both start from the same weights and see the same batches, in float64."""
     import plain
 
     generator = torch.Generator().manual_seed(0)

@@ -10,14 +10,6 @@ from ksm_lightning.baselines.networks import LinearSimilarityMatching, NeuralFou
 from ksm_lightning.baselines.nystroem import Nystroem
 
 __all__ = [
-    "LANDMARK_SELECTORS",
-    "METHODS",
-    "Comparison",
-    "FeatureMap",
-    "KernelPCA",
-    "LinearSimilarityMatching",
-    "NeuralFourier",
-    "Nystroem",
-    "RandomFourier",
-    "SimilarityMatching",
-]
+    "LANDMARK_SELECTORS", "METHODS", "Comparison", "FeatureMap", "KernelPCA", "LinearSimilarityMatching",
+    "NeuralFourier", "Nystroem", "RandomFourier", "SimilarityMatching",
+]  # fmt: skip

@@ -214,11 +214,7 @@ class KMeansProbe(Evaluation):
     in_progress_bar = False
 
     def __init__(
-        self,
-        starts: int = 10,
-        max_points: int = 10_000,
-        readout: Readout = "neural",
-        min_updates_between: int = 10_000,
+        self, starts: int = 10, max_points: int = 10_000, readout: Readout = "neural", min_updates_between: int = 10_000
     ) -> None:
         super().__init__(min_updates_between)
         if starts < 1 or max_points < 2:

@@ -13,7 +13,8 @@ import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
-from ksm_lightning.data import KSMDataModule, PointLoader
+from ksm_lightning.data import PointLoader
+from ksm_lightning.data.datamodule import datamodule_of
 from ksm_lightning.extractor import FeatureExtractor
 from ksm_lightning.files import draft_of, write_array, write_text
 from ksm_lightning.module import KernelSimilarityMatching
@@ -40,9 +41,7 @@ class FeatureWriter(BasePredictionWriter):
         super().__init__(write_interval="batch")
         self.path = Path(path)
         self.readout = check_readout(readout)
-        self._features: np.ndarray | None = None
-        self._labels: np.ndarray | None = None
-        self._written: np.ndarray | None = None
+        self._arrays: dict[_Draft, np.memmap] = {}
         self._extractor: FeatureExtractor | None = None
         self._has_labels = False
 
@@ -68,8 +67,7 @@ class FeatureWriter(BasePredictionWriter):
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         samples = _count(_only_loader(trainer))
-        data = getattr(trainer, "datamodule", None)
-        data = data if isinstance(data, KSMDataModule) else None
+        data = datamodule_of(trainer)
         if not isinstance(pl_module, KernelSimilarityMatching):
             raise ValueError(f"FeatureWriter needs a KernelSimilarityMatching model, got a {type(pl_module).__name__}.")
         prepare = None if data is None else data.preprocessing
@@ -82,18 +80,16 @@ class FeatureWriter(BasePredictionWriter):
         is_dynamic = self.readout == "neural" and pl_module.network.solver == "dynamics"
         pl_module.run_state.encoder = None if is_dynamic else self._extractor.features
         shape = (samples, self._extractor.out_features)
-        dtype = pl_module.network.W.detach().cpu().numpy().dtype
+        dtypes: dict[_Draft, Any] = {"labels": np.int64, "written": np.bool_}
+        dtypes["features"] = pl_module.network.W.detach().cpu().numpy().dtype
         if trainer.is_global_zero:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            np.lib.format.open_memmap(self._draft("features"), "w+", dtype, shape)
-            np.lib.format.open_memmap(self._draft("labels"), "w+", np.int64, shape[:1])
-            np.lib.format.open_memmap(self._draft("written"), "w+", np.bool_, shape[:1])
+            for name, dtype in dtypes.items():
+                np.lib.format.open_memmap(self._draft(name), "w+", dtype, shape if name == "features" else shape[:1])
         trainer.strategy.barrier("features")
         if not self._draft("features").is_file():
             raise FileNotFoundError(f"The folder {self.path.parent} must be shared by all processes.")
-        self._features = np.lib.format.open_memmap(self._draft("features"), "r+")
-        self._labels = np.lib.format.open_memmap(self._draft("labels"), "r+")
-        self._written = np.lib.format.open_memmap(self._draft("written"), "r+")
+        self._arrays = {name: np.lib.format.open_memmap(self._draft(name), "r+") for name in dtypes}
         self._has_labels = False
 
     # ------------------------------------------------------------------ on the way
@@ -109,9 +105,6 @@ class FeatureWriter(BasePredictionWriter):
         dataloader_idx: int,
     ) -> None:
         assert isinstance(prediction, Tensor)
-        assert self._features is not None
-        assert self._labels is not None
-        assert self._written is not None
         loader = _only_loader(trainer)
         rows: Any = batch_indices
         if isinstance(loader, PointLoader):
@@ -119,27 +112,25 @@ class FeatureWriter(BasePredictionWriter):
             rows = slice(start, start + len(prediction))
         elif not batch_indices:
             raise ValueError("The indices of the points in a batch are unknown: use a DataLoader with a Dataset.")
-        self._features[rows] = prediction.cpu().numpy()
-        self._written[rows] = True
+        self._arrays["features"][rows] = prediction.cpu().numpy()
+        self._arrays["written"][rows] = True
         labels = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
         if isinstance(labels, Tensor) and labels.shape == prediction.shape[:1] and not labels.is_floating_point():
-            self._labels[rows] = labels.cpu().numpy()
+            self._arrays["labels"][rows] = labels.cpu().numpy()
             self._has_labels = True
 
     # ------------------------------------------------------------------ after
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        for array in (self._features, self._labels, self._written):
-            if isinstance(array, np.memmap):
-                array.flush()
+        for array in self._arrays.values():
+            array.flush()
         # The reduction is also a barrier: afterwards all rows are in the file.
         has_labels = torch.tensor(int(self._has_labels), device=pl_module.device)
         self._has_labels = int(trainer.strategy.reduce(has_labels, reduce_op="sum")) > 0
-        assert self._written is not None
-        written = int(self._written.sum())
-        if written < len(self._written):
+        written, samples = int(self._arrays["written"].sum()), len(self._arrays["written"])
+        if written < samples:
             raise ValueError(
-                f"Only {written} of {len(self._written)} points were predicted, and no features were written: remove "
+                f"Only {written} of {samples} points were predicted, and no features were written: remove "
                 "limit_predict_batches, fast_dev_run, drop_last and samplers that skip points."
             )
         if trainer.is_global_zero:
@@ -150,12 +141,10 @@ class FeatureWriter(BasePredictionWriter):
     def _release(self, pl_module: L.LightningModule) -> None:
         if isinstance(pl_module, KernelSimilarityMatching):
             pl_module.run_state.encoder = None
-        self._features = self._labels = self._written = self._extractor = None
+        self._arrays, self._extractor = {}, None
 
     def _finish(self) -> None:
-        features, labels, extractor = self._features, self._labels, self._extractor
-        assert features is not None
-        assert labels is not None
+        features, labels, extractor = self._arrays["features"], self._arrays["labels"], self._extractor
         assert extractor is not None
         about = json.dumps({**extractor.description, "samples": len(features)}, indent=2)
         if self.path.suffix == ".npz":

@@ -57,10 +57,10 @@ class Figures(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         done = trainer.global_step
-        logged = outputs.get("logged_energies", ()) if isinstance(outputs, dict) else ()
-        for update, energy in logged:
-            self._updates.append(update)
-            self._energies.append(energy)
+        if isinstance(pl_module, KernelSimilarityMatching):
+            for update, energy in outputs["logged_energies"]:
+                self._updates.append(update)
+                self._energies.append(energy)
         is_last = trainer.should_stop or done == trainer.max_steps  # drawn by `on_train_end`
         if self.every_n_updates and done % self.every_n_updates == 0 and not is_last:
             self._draw(trainer, pl_module, to_files=False)
@@ -94,12 +94,7 @@ class Figures(Callback):
                 write_png(folder / f"{name}.png", pixels)
 
     def _figures(
-        self,
-        arrays: dict[str, np.ndarray],
-        data: KSMDataModule,
-        model: KernelSimilarityMatching,
-        *,
-        only_overview: bool,
+        self, arrays: dict[str, np.ndarray], data: KSMDataModule, model: KernelSimilarityMatching, only_overview: bool
     ) -> dict[str, np.ndarray]:
         from ksm_lightning import figures  # Matplotlib is slow to import, and most processes do not draw
 
@@ -116,12 +111,10 @@ class Figures(Callback):
             panels[f"tuning_{neuron}"] = partial(
                 figures.tuning_panel, x=x, response=y[:, neuron], neuron=neuron, plane=plane
             )
-        panels["similarities"] = lambda axes: figures.similarity_panel(
-            axes, arrays["f"], arrays["output"], float(arrays["nrmse"])
-        )
-        panels["spectra"] = lambda axes: figures.spectra_panel(
-            axes, arrays["input_spectrum"], arrays["output_spectrum"]
-        )
+        f, output, nrmse = arrays["f"], arrays["output"], float(arrays["nrmse"])
+        spectra = arrays["input_spectrum"], arrays["output_spectrum"]
+        panels["similarities"] = lambda axes: figures.similarity_panel(axes, f, output, nrmse)
+        panels["spectra"] = lambda axes: figures.spectra_panel(axes, *spectra)
         panels["responses"] = lambda axes: figures.responses_panel(axes, y)
         panels["energy"] = lambda axes: figures.energy_panel(axes, self._updates, self._energies, ends)
 

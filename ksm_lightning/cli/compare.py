@@ -47,7 +47,8 @@ def compare(
             x . x instead of the kernel.
         seeds: Number of runs of each random method.
         updates: Number of updates of the adaptive schedule of each network. Default: 5,000.
-        phases: Phases of the paper's rule for this package's network, or the name of a paper schedule.
+        phases: Phases of the paper's rule for this package's network, or one of paper_half_moons, paper_mnist and
+            released_mnist.
         init_scale: Initialise that network's W with init_scale * N(0, 1). Default: at data points.
         fourier_features: Random features per neuron of neural_fourier; the paper uses 1.
         max_points: Maximum number of random points to score; the error is over all their pairs. Kernel PCA is fitted

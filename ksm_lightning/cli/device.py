@@ -4,15 +4,7 @@ import torch
 
 
 def find_device(name: str) -> str:
-    """The device for an option; ``auto`` is cuda if available, otherwise the CPU.
-
-    Raises:
-        ValueError: If a CUDA device is named and none is available.
-
-    Example:
-        >>> find_device("cpu")
-        'cpu'
-    """
+    """The device for an option; ``auto`` is cuda if available, otherwise the CPU."""
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"No CUDA device is available for --device={name}: remove the option, or use cpu.")
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

@@ -12,17 +12,7 @@ from jsonargparse import lazy_instance  # type: ignore[attr-defined]
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from ksm_lightning import callbacks, data  # noqa: F401  (so that their classes can be named without a path)
-from ksm_lightning.callbacks import (
-    DivergenceGuard,
-    FeatureWriter,
-    Figures,
-    KernelErrorEvaluation,
-    KMeansProbe,
-    LinearProbe,
-    UpdateCheckpoint,
-    UpdateProgressBar,
-)
+from ksm_lightning import callbacks, data  # noqa: F401  (so that datamodules can be named without a path)
 from ksm_lightning.cli.own_commands import OWN_COMMANDS
 from ksm_lightning.cli.parser import KSMArgumentParser, UserError
 from ksm_lightning.cli.summary import print_summary
@@ -40,16 +30,22 @@ _COMMANDS = {
     "test": "Kernel error and energy on the test points: ksm test --config ... --ckpt_path ...",
     "predict": "Write the features of the test points to a file: ksm predict --config ... --ckpt_path ...",
 }
+_TRAINER_DEFAULTS = {"max_epochs": -1, "num_sanity_val_steps": 0, "enable_model_summary": False}
 _EVALUATIONS: dict[str, type[L.Callback]] = {
-    "kernel_error": KernelErrorEvaluation,
-    "probe": LinearProbe,
-    "kmeans": KMeansProbe,
+    "kernel_error": callbacks.KernelErrorEvaluation,
+    "probe": callbacks.LinearProbe,
+    "kmeans": callbacks.KMeansProbe,
 }
 _CALLBACKS: dict[str, dict[str, type[L.Callback]]] = {
-    "fit": {**_EVALUATIONS, "figures": Figures, "guard": DivergenceGuard, "checkpoint": UpdateCheckpoint},
+    "fit": {
+        **_EVALUATIONS,
+        "figures": callbacks.Figures,
+        "guard": callbacks.DivergenceGuard,
+        "checkpoint": callbacks.UpdateCheckpoint,
+    },
     "validate": _EVALUATIONS,
     "test": _EVALUATIONS,
-    "predict": {"features": FeatureWriter},
+    "predict": {"features": callbacks.FeatureWriter},
 }
 
 
@@ -62,11 +58,7 @@ class Interrupted(Exception):
 
 
 class KSMCLI(LightningCLI):
-    """``LightningCLI`` for this package: checks everything before it makes a run folder, and ends with a summary.
-
-    Args:
-        args: Command-line arguments. Default: those of the process.
-    """
+    """``LightningCLI`` for this package: checks everything before it makes a run folder, and ends with a summary."""
 
     parser: KSMArgumentParser
     subcommand: str
@@ -76,24 +68,15 @@ class KSMCLI(LightningCLI):
         self._resumed_at = 0
         self._preprocessing: Preprocessing | None = None
         self._has_folder = True
-        defaults = {
-            "logger": lazy_instance(RunLogger),
-            "max_epochs": -1,
-            "num_sanity_val_steps": 0,
-            "enable_model_summary": False,
-        }
+        commands = {name: {"description": text, "command": name} for name, text in _COMMANDS.items()}
         super().__init__(
             KernelSimilarityMatching,
             KSMDataModule,
             subclass_mode_data=True,
-            trainer_defaults=defaults,
+            trainer_defaults={"logger": lazy_instance(RunLogger), **_TRAINER_DEFAULTS},
             seed_everything_default=0,
             parser_class=KSMArgumentParser,
-            parser_kwargs={
-                "description": _DESCRIPTION,
-                "prog": "ksm",
-                **{name: {"description": text, "command": name} for name, text in _COMMANDS.items()},
-            },
+            parser_kwargs={"description": _DESCRIPTION, "prog": "ksm", **commands},
             auto_configure_optimizers=False,
             # It would write the name of a function into checkpoints, for loading to import and call.
             load_from_checkpoint_support=False,
@@ -128,11 +111,7 @@ class KSMCLI(LightningCLI):
     # ------------------------------------------------------------------ configuration
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the options; the model's unset ones are taken from the checkpoint.
-
-        Raises:
-            UserError: If the options are wrong, or contradict the checkpoint.
-        """
+        """Parse the options; the model's unset ones are taken from the checkpoint."""
         with warnings.catch_warnings():
             # Only tests and notebooks pass `args`, and they mean it.
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
@@ -168,7 +147,7 @@ class KSMCLI(LightningCLI):
                         "option to continue that run, or remove --ckpt_path to start a new one."
                     )
             kept = set(explicit) - set(HyperParameters.fixed_names())
-            if {"phases", "updates"} & kept:  # each of them is a whole schedule
+            if {"phases", "updates"} & kept:  # each of them defines the schedule
                 kept |= {"phases", "updates"}
         else:
             changed = [arg for arg in args if arg.startswith("--model.") and not arg.startswith("--model.solver")]
@@ -182,11 +161,7 @@ class KSMCLI(LightningCLI):
         self.config = self.parser.parse_object({"subcommand": command, command: options})
 
     def before_instantiate_classes(self) -> None:
-        """Choose the callbacks. Only `fit` with a logger makes a run folder.
-
-        Raises:
-            UserError: If an option of the trainer cannot be used.
-        """
+        """Choose the callbacks. Only `fit` with a logger makes a run folder."""
         config = self.config[self.subcommand]
         config["ckpt_path"], trainer = self._ckpt_path, config["trainer"]
         if trainer["barebones"]:
@@ -205,7 +180,7 @@ class KSMCLI(LightningCLI):
         parser = self.parser.commands.parsers[self.subcommand]
         parser.callback_keys = [name for name in parser.callback_keys if name not in unused]
         if trainer["enable_progress_bar"] is not False:
-            self.trainer_defaults["callbacks"] = [UpdateProgressBar()]
+            self.trainer_defaults["callbacks"] = [callbacks.UpdateProgressBar()]
 
     # ------------------------------------------------------------------ commands
 
@@ -237,15 +212,11 @@ class KSMCLI(LightningCLI):
         self.trainer.test(**kwargs, weights_only=True)
 
     def predict(self, **kwargs: Any) -> None:
-        """Write the features of the test points; the callback holds them, the Trainer does not."""
+        """Write the features of the test points. They are not collected in memory."""
         self.trainer.predict(**kwargs, weights_only=True, return_predictions=False)
 
     def before_fit(self) -> None:
-        """Check everything before the run folder exists.
-
-        Raises:
-            UserError: If no update is left to do, or model and data do not match.
-        """
+        """Check everything before the run folder exists."""
         end = self.model.schedule.total_updates
         end = min(end, self.trainer.max_steps) if self.trainer.max_steps >= 0 else end
         if end <= self._resumed_at:
@@ -263,11 +234,7 @@ class KSMCLI(LightningCLI):
             )
 
     def fit(self, **kwargs: Any) -> None:
-        """Train. A run that fails before its first update leaves no folder behind.
-
-        Raises:
-            Interrupted: If a signal ended the training.
-        """
+        """Train. A run that fails before its first update leaves no folder behind."""
         try:
             self.trainer.fit(**kwargs, weights_only=True)
         except BaseException as error:

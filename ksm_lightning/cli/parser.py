@@ -33,10 +33,7 @@ class Commands:
 class KSMArgumentParser(LightningArgumentParser):
     """A parser that raises :class:`UserError` instead of printing a page of usage.
 
-    Args:
-        args: Arguments of :class:`LightningArgumentParser`.
-        command: The command whose options it parses. Default: none, it is the main parser.
-        kwargs: Keyword arguments of :class:`LightningArgumentParser`.
+    ``command`` names the command whose options it parses; it is None for the main parser.
     """
 
     def __init__(self, *args: Any, command: str | None = None, **kwargs: Any) -> None:
@@ -95,11 +92,7 @@ def config_files(args: Sequence[str]) -> list[str]:
 
 
 def check_config_file(path: str) -> None:
-    """Check that an existing file is YAML with named options.
-
-    Raises:
-        UserError: If it is not. The parser's own message would not name the file.
-    """
+    """Raise UserError if an existing file is not YAML with named options. The parser would not name the file."""
     if not Path(path).is_file():
         return
     try:

@@ -8,17 +8,6 @@ from ksm_lightning.data.mnist import CroppedMNISTDataModule
 from ksm_lightning.data.points import Points
 
 __all__ = [
-    "ArrayDataModule",
-    "CroppedMNISTDataModule",
-    "Dataset",
-    "DigitsDataModule",
-    "HalfMoonsDataModule",
-    "KSMDataModule",
-    "PointLoader",
-    "Points",
-    "UpdateBlock",
-    "UpdateLoader",
-    "batches_of",
-    "draw_indices",
-    "inputs_of",
-]
+    "ArrayDataModule", "CroppedMNISTDataModule", "Dataset", "DigitsDataModule", "HalfMoonsDataModule", "KSMDataModule",
+    "PointLoader", "Points", "UpdateBlock", "UpdateLoader", "batches_of", "draw_indices", "inputs_of",
+]  # fmt: skip

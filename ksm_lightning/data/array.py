@@ -30,9 +30,6 @@ class ArrayDataModule(KSMDataModule):
         memory_map: Whether to leave a ``.npy`` on disk and read only the rows of each batch: always, never, or if it
             does not fit into the free memory (auto). A ``.npz`` or ``.csv`` must fit; save larger data as ``.npy``.
         kwargs: Arguments of :class:`KSMDataModule`.
-
-    Raises:
-        ValueError: If ``memory_map`` is unknown.
     """
 
     def __init__(
@@ -72,10 +69,8 @@ class ArrayDataModule(KSMDataModule):
             loaded = load_array(Path(self.labels))
             labels = loaded if isinstance(loaded, np.ndarray) else None
         if labels is not None:
-            is_whole = labels.dtype.kind in "iub" or (
-                labels.dtype.kind == "f" and bool((labels == np.round(labels)).all())
-            )
-            if not is_whole or not np.isfinite(labels).all():
+            is_number = labels.dtype.kind in "fiub"
+            if not is_number or not np.isfinite(labels).all() or not (labels == np.round(labels)).all():
                 raise ValueError(f"The labels of {path} must be integers, got {labels.dtype} with other values.")
         return Dataset(x, labels)
 
@@ -88,9 +83,8 @@ class ArrayDataModule(KSMDataModule):
         assert isinstance(x, np.ndarray)
         # The array, its float32 copy and the tensor made from it are in memory at the same time.
         needed = x.nbytes + 2 * 4 * x.size
-        if self.memory_map == "never" or (self.memory_map == "auto" and needed <= free_memory()):
-            return np.array(x), None
-        return x, None
+        is_read = self.memory_map == "never" or (self.memory_map == "auto" and needed <= free_memory())
+        return np.array(x) if is_read else x, None
 
     def _read_npz(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         arrays = load_array(path)
@@ -126,11 +120,7 @@ class ArrayDataModule(KSMDataModule):
 
 
 def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray | np.lib.npyio.NpzFile:
-    """``numpy.load`` without unpickling.
-
-    Raises:
-        ValueError: If the file is damaged, is not a NumPy file, or holds pickled objects.
-    """
+    """``numpy.load`` without unpickling. Raises ValueError for damaged files and other formats."""
     try:
         loaded: np.ndarray | np.lib.npyio.NpzFile = np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
     except Exception as error:  # numpy, zipfile and zlib raise errors of many types for a damaged file
@@ -156,9 +146,6 @@ def read_csv(path: Path) -> tuple[np.ndarray, list[str] | None]:
 
     The first line is a header if none of its fields is a number. Columns are separated by tab, semicolon or comma,
     the first of these that the first line contains. Empty lines are skipped.
-
-    Raises:
-        ValueError: If a field is not a number or the rows differ in length.
     """
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         first = next((line for line in file if line.strip()), "")

@@ -11,13 +11,10 @@ class HalfMoonsDataModule(KSMDataModule):
     """Two interleaved noisy half circles in the plane with the mean removed; test points are a second draw.
 
     Args:
-        num_points: Number of training points, and of test points. The paper uses 1,600.
+        num_points: Number of training points, and of test points, at least 2. The paper uses 1,600.
         noise: Standard deviation of the noise.
         data_seed: Seed of the points.
         kwargs: Arguments of :class:`KSMDataModule`.
-
-    Raises:
-        ValueError: If ``num_points`` is below 2, or ``noise`` is negative or not finite.
     """
 
     centre = True
@@ -38,21 +35,17 @@ class HalfMoonsDataModule(KSMDataModule):
 
         # Both draws continue one random stream, so that the test points differ from the training points of any seed.
         random = np.random.RandomState(self.data_seed)
-        train = Dataset(*make_moons(self.num_points, noise=self.noise, random_state=random))
-        test = Dataset(*make_moons(self.num_points, noise=self.noise, random_state=random))
-        return train, test
+        train, test = (make_moons(self.num_points, noise=self.noise, random_state=random) for _ in range(2))
+        return Dataset(*train), Dataset(*test)
 
 
 class DigitsDataModule(KSMDataModule):
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels, divided by the standard deviation of all pixels.
 
     Args:
-        test_fraction: Fraction of the digits used for testing, stratified by class.
+        test_fraction: Fraction of the digits used for testing, between 0.01 and 0.99, stratified by class.
         data_seed: Seed of the split.
         kwargs: Arguments of :class:`KSMDataModule`.
-
-    Raises:
-        ValueError: If ``test_fraction`` is not between 0.01 and 0.99.
     """
 
     scaling = "global"

@@ -38,28 +38,17 @@ class KSMDataModule(L.LightningDataModule):
         updates_per_epoch: Number of updates between two validations; epochs have no other meaning.
         eval_batch_size: Number of points per batch in validation, test and prediction.
         seed: Seed of the batches, stored in checkpoints. Default: the seed of the run (``seed_everything``).
-
-    Raises:
-        ValueError: If a size is below 1.
     """
 
+    # Arguments of `Preprocessing.measure`.
     centre: bool = False
-    """Whether to subtract the mean of each feature."""
     scaling: Scaling = "none"
-    """Divide by nothing, by the standard deviation of all entries (global), or of each feature (feature)."""
     image_shape: tuple[int, int] | None = None
-    """Height and width of a point if points are images."""
     crop: int = 0
-    """Number of pixels cropped from each side of raw images before they become points."""
-    label_names: tuple[str, ...] | None = None
-    """Names of the labels 0, 1, ..., or None."""
+    label_names: tuple[str, ...] | None = None  # names of the labels 0, 1, ...
 
     def __init__(
-        self,
-        batch_size: int = 64,
-        updates_per_epoch: int = 1000,
-        eval_batch_size: int = 4096,
-        seed: int | None = None,
+        self, batch_size: int = 64, updates_per_epoch: int = 1000, eval_batch_size: int = 4096, seed: int | None = None
     ) -> None:
         super().__init__()
         sizes = {"batch_size": batch_size, "updates_per_epoch": updates_per_epoch, "eval_batch_size": eval_batch_size}
@@ -77,11 +66,7 @@ class KSMDataModule(L.LightningDataModule):
         self._preprocessing: Preprocessing | None = None
 
     def load(self) -> tuple[Dataset, Dataset | None]:
-        """Training data, and test data or None; defined by each subclass.
-
-        Raises:
-            NotImplementedError: If the subclass does not define it.
-        """
+        """Training data, and test data or None; defined by each subclass."""
         # LightningDataModule has no ABCMeta, so @abstractmethod would have no effect.
         raise NotImplementedError(
             f"{type(self).__name__} must define `load`, which returns the training data, and the test data or None."
@@ -94,19 +79,14 @@ class KSMDataModule(L.LightningDataModule):
         )
 
     def setup(self, stage: str | None = None) -> None:
-        """Load, check and preprocess the data; only the first call has an effect.
-
-        Raises:
-            ValueError: If the data cannot be trained on.
-        """
+        """Load, check and preprocess the data; only the first call has an effect."""
         if self._train is not None:
             return
         train, test = self.load()
-        name = type(self).__name__
-        check_points(train.x, f"The training data of {name}")
+        check_points(train.x, f"The training data of {type(self).__name__}")
         num_features = train.x.shape[1]
         if test is not None:
-            check_points(test.x, f"The test data of {name}")
+            check_points(test.x, f"The test data of {type(self).__name__}")
             if test.x.shape[1] != num_features:
                 raise ValueError(f"The test data has {test.x.shape[1]} features and the training data {num_features}.")
         preprocessing = self.standardise(train.x) if self._preprocessing is None else self._preprocessing
@@ -122,11 +102,7 @@ class KSMDataModule(L.LightningDataModule):
         self._train, self.train_labels = self._points(train, self._preprocessing)
 
     def use(self, preprocessing: Preprocessing) -> None:
-        """Apply the preprocessing of a trained network instead of one measured on this data.
-
-        Raises:
-            RuntimeError: If the data has already been loaded.
-        """
+        """Apply the preprocessing of a trained network instead of one measured on this data; call it before setup."""
         if self._train is not None:
             raise RuntimeError("The data has already been loaded: call `use` before `setup`.")
         self._preprocessing = preprocessing
@@ -214,13 +190,11 @@ class KSMDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> PointLoader:
         """The training points in order: the approximation error is defined on them."""
-        return self._point_loader(self.train_points, self.train_labels)
+        return self._point_loader("val")
 
     def test_dataloader(self) -> PointLoader:
         """The test points in order, or the training points if the data has no test points."""
-        if self.test_points is None:
-            return self.val_dataloader()
-        return self._point_loader(self.test_points, self.test_labels)
+        return self._point_loader("test")
 
     def predict_dataloader(self) -> PointLoader:
         """The same points as in test."""
@@ -261,9 +235,10 @@ class KSMDataModule(L.LightningDataModule):
             sets["test"] = (test.slice(0, len(test)), self.test_labels)
         return sets
 
-    def _point_loader(self, points: Points, labels: Tensor | None) -> PointLoader:
+    def _point_loader(self, stage: str) -> PointLoader:
+        points, labels = self.evaluation_points(stage), self.evaluation_labels(stage)
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        return PointLoader(self._on_device(points), labels, self.eval_batch_size, rank=rank, world_size=world_size)
+        return PointLoader(points, labels, self.eval_batch_size, rank=rank, world_size=world_size)
 
     def _on_device(self, points: Points) -> Points:
         return points.to(self.trainer.strategy.root_device) if self.trainer else points
@@ -273,11 +248,7 @@ class KSMDataModule(L.LightningDataModule):
         return {"seed": self.batch_seed()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with the batches of the saved run.
-
-        Raises:
-            ValueError: If ``seed`` was set to another value.
-        """
+        """Continue with the batches of the saved run."""
         saved = int(state_dict["seed"])
         if self.seed not in (None, saved):
             raise ValueError(

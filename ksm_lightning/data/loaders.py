@@ -12,12 +12,11 @@ from ksm_lightning.data.points import Points
 UPDATES_AT_ONCE, NUMBERS_AT_ONCE = 200, 2**22
 # Constants of SplitMix64 (Steele, Lea and Flood, 2014) in two's complement: PyTorch has no uint64 arithmetic.
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
-MAX_SLOTS = 2**24
-"""Maximum number of positions in a global batch."""
+MAX_SLOTS = 2**24  # positions in a global batch
 
 
 def draw_indices(seed: int, updates: Tensor, slots: Tensor, count: int) -> Tensor:
-    """Uniform indices below ``count``, drawn with replacement; a function of (seed, update, slot) only.
+    """Uniform indices (u, b) below ``count``, drawn with replacement; a function of (seed, update, slot) only.
 
     The generator is counter-based: it has no state to save, gives the same numbers on every device, and can draw any
     batch again. This makes a resumed run exact.
@@ -27,9 +26,6 @@ def draw_indices(seed: int, updates: Tensor, slots: Tensor, count: int) -> Tenso
         updates: Update numbers (u,), int64.
         slots: Positions in the global batch (b,), int64, below ``MAX_SLOTS``. Each rank has its own range.
         count: Number of points, at least 1.
-
-    Returns:
-        Indices (u, b), int64.
     """
     counter = updates[:, None] * MAX_SLOTS + slots  # (u, b)
     state = _mix(torch.tensor(seed, device=updates.device) + _GOLDEN) + counter * _GOLDEN
@@ -49,8 +45,7 @@ def _logical_shift(z: Tensor, bits: int) -> Tensor:
 class UpdateBlock(NamedTuple):
     """The batches of several consecutive updates."""
 
-    x: Tensor
-    """Inputs (updates, batch, m)."""
+    x: Tensor  # (updates, batch, m)
 
 
 class UpdateLoader:
@@ -73,9 +68,6 @@ class UpdateLoader:
             the middle of an epoch.
         last_update: Number of updates in the run; no block goes beyond it. Default: unlimited.
         stops: Blocks end at the multiples of each of these numbers, so that callbacks can act there.
-
-    Raises:
-        ValueError: If ``batch_size`` or ``updates_per_epoch`` is out of range.
     """
 
     def __init__(
@@ -125,8 +117,7 @@ class UpdateLoader:
 
     def __iter__(self) -> Iterator[UpdateBlock]:
         for first_update, updates in self.blocks(self.next_update()):
-            indices = self.indices(first_update, updates)
-            x = self.points.take(indices.flatten())
+            x = self.points.take(self.indices(first_update, updates).flatten())
             yield UpdateBlock(x.view(updates, self.batch_size, -1))
 
 
@@ -162,17 +153,11 @@ class PointLoader:
 
 def batches_of(batch: Any) -> Tensor:
     """Batches (updates, batch, m) of one training step: an :class:`UpdateBlock`, or one batch of another loader."""
-    if isinstance(batch, UpdateBlock):
-        return batch.x
-    return inputs_of(batch)[None]
+    return batch.x if isinstance(batch, UpdateBlock) else inputs_of(batch)[None]
 
 
 def inputs_of(batch: Any) -> Tensor:
-    """Inputs (batch, m) of a batch, which is a tensor or a sequence that starts with one; images are flattened.
-
-    Raises:
-        TypeError: If the batch has another type.
-    """
+    """Inputs (batch, m) of a batch, which is a tensor or a sequence that starts with one; images are flattened."""
     x = batch[0] if isinstance(batch, Sequence) and len(batch) else batch
     if not isinstance(x, Tensor):
         raise TypeError(f"A batch must be a tensor or a tuple that starts with one, got {type(batch).__name__}.")

@@ -37,9 +37,6 @@ class CroppedMNISTDataModule(KSMDataModule):
             ``~/.cache/ksm_lightning`` if that is not set.
         download: Whether to download missing files.
         kwargs: Arguments of :class:`KSMDataModule`.
-
-    Raises:
-        ValueError: If ``dataset`` is unknown or ``crop`` is out of range.
     """
 
     label_names = tuple("0123456789")
@@ -63,8 +60,7 @@ class CroppedMNISTDataModule(KSMDataModule):
         self.include_test = include_test
         self.data_dir = Path(data_dir or os.environ.get("KSM_DATA_DIR") or Path.home() / ".cache" / "ksm_lightning")
         self.download = download
-        side = _SIDE - 2 * crop
-        self.image_shape = (side, side)
+        self.image_shape = (_SIDE - 2 * crop, _SIDE - 2 * crop)
 
     @property
     def raw_folder(self) -> Path:
@@ -72,11 +68,7 @@ class CroppedMNISTDataModule(KSMDataModule):
         return self.data_dir / _FOLDERS[self.dataset] / "raw"
 
     def prepare_data(self) -> None:
-        """Download missing files; Lightning calls it in one process only.
-
-        Raises:
-            FileNotFoundError: If files are missing and ``download`` is False or the download fails.
-        """
+        """Download missing files; Lightning calls it in one process only."""
         missing = [name for name in _FILES if not (self.raw_folder / name).is_file()]
         if not missing:
             return
@@ -96,18 +88,14 @@ class CroppedMNISTDataModule(KSMDataModule):
 
     def load(self) -> tuple[Dataset, Dataset | None]:
         self.prepare_data()
-        arrays = {name: read_idx(self.raw_folder / name, shape) for name, shape in _FILES.items()}
-        train_images, train_labels, test_images, test_labels = arrays.values()
-        # The scale is measured on all images even if only some are used in training, to keep results comparable.
-        x = self._flatten(np.concatenate([train_images, test_images]))
-        labels = np.concatenate([train_labels, test_labels])
-        test = Dataset(x[_TRAIN:], labels[_TRAIN:])
-        self._scale = float(x.std(dtype=np.float64))
-        return (Dataset(x, labels) if self.include_test else Dataset(x[:_TRAIN], labels[:_TRAIN])), test
-
-    def _flatten(self, images: np.ndarray) -> np.ndarray:
+        arrays = [read_idx(self.raw_folder / name, shape) for name, shape in _FILES.items()]
+        images, labels = np.concatenate(arrays[::2]), np.concatenate(arrays[1::2])
         inside = slice(self.crop, _SIDE - self.crop)
-        return np.ascontiguousarray(images[:, inside, inside]).reshape(len(images), -1)
+        x = np.ascontiguousarray(images[:, inside, inside]).reshape(len(images), -1)
+        # The scale is measured on all images even if only some are used in training, to keep results comparable.
+        self._scale = float(x.std(dtype=np.float64))
+        count = len(x) if self.include_test else _TRAIN
+        return Dataset(x[:count], labels[:count]), Dataset(x[_TRAIN:], labels[_TRAIN:])
 
     def standardise(self, x: np.ndarray) -> Preprocessing:
         scale = torch.full((x.shape[1],), self._scale, dtype=torch.float64)
@@ -119,11 +107,7 @@ class CroppedMNISTDataModule(KSMDataModule):
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Array of bytes from a file in the idx format.
-
-    Raises:
-        ValueError: If the file is not an idx file, has another shape, or is truncated.
-    """
+    """Array of bytes from a file in the idx format. Raises ValueError if it is damaged or has another shape."""
     content = path.read_bytes()
     header = 4 + 4 * len(shape)
     advice = "delete it to download it again"

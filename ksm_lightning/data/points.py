@@ -20,10 +20,7 @@ class Points:
     """
 
     def __init__(
-        self,
-        data: Tensor | np.ndarray,
-        preprocessing: Preprocessing | None = None,
-        device: torch.device | str = "cpu",
+        self, data: Tensor | np.ndarray, preprocessing: Preprocessing | None = None, device: torch.device | str = "cpu"
     ) -> None:
         self.device = torch.device(device)
         self.preprocessing = preprocessing
@@ -54,9 +51,8 @@ class Points:
 
     def slice(self, start: int, stop: int) -> Tensor:
         """Rows from ``start`` up to, but not including, ``stop``."""
-        if isinstance(self.data, Tensor):
-            return self.data[start:stop]
-        return self._read(self.data[start:stop])
+        rows = self.data[start:stop]
+        return rows if isinstance(rows, Tensor) else self._read(rows)
 
     def _read(self, rows: np.ndarray) -> Tensor:
         x = np.asarray(rows, dtype=np.float32) if self.preprocessing is None else self.preprocessing.transform(rows)
@@ -64,11 +60,7 @@ class Points:
 
 
 def check_points(array: np.ndarray, name: str) -> None:
-    """Check that an array can be trained on; ``name`` is the subject of the error message.
-
-    Raises:
-        ValueError: If the array is empty, not two-dimensional, not numeric, or has a NaN or an infinity.
-    """
+    """Raise a ValueError about ``name`` if an array is empty, not numeric, not two-dimensional or not finite."""
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{name} must hold numbers, but its dtype is {array.dtype}.")
     if array.ndim != 2:

@@ -16,27 +16,10 @@ from ksm_lightning.figures.network_panels import (
     similarity_panel,
     spectra_panel,
     tuning_panel,
-)
+)  # fmt: skip
 
 __all__ = [
-    "TUNING",
-    "Curve",
-    "Plane",
-    "among_data",
-    "choose_neurons",
-    "curve",
-    "draw",
-    "energy_panel",
-    "error_panel",
-    "history_panel",
-    "image_grid",
-    "image_grid_panel",
-    "landmarks_panel",
-    "new_figure",
-    "ranking_panel",
-    "render",
-    "responses_panel",
-    "similarity_panel",
-    "spectra_panel",
-    "tuning_panel",
-]
+    "TUNING", "Curve", "Plane", "among_data", "choose_neurons", "curve", "draw", "energy_panel", "error_panel",
+    "history_panel", "image_grid", "image_grid_panel", "landmarks_panel", "new_figure", "ranking_panel", "render",
+    "responses_panel", "similarity_panel", "spectra_panel", "tuning_panel",
+]  # fmt: skip

@@ -79,14 +79,9 @@ def ranking_panel(axes: Axes, errors: Mapping[str, Sequence[float]]) -> None:
     for row, name in enumerate(order):
         axes.plot([min(errors[name]), max(errors[name])], [row, row], color="0.2", linewidth=1.2)
         axes.annotate(
-            f"{means[name]:.3g}",
-            (max(errors[name]), row),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
+            f"{means[name]:.3g}", (max(errors[name]), row), (4, 0), textcoords="offset points", va="center", fontsize=8
         )
     axes.set(xlabel="kernel NRMSE", xlim=(0, 1.15 * max(1e-12, *(max(values) for values in errors.values()))))
-    axes.set_title("Kernel error at equal number of features")
+    axes.set_title("Kernel error at equal n")
     axes.tick_params(axis="y", labelsize=8, length=0)
     axes.spines[["top", "right"]].set_visible(False)

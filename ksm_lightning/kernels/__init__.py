@@ -9,28 +9,8 @@ from ksm_lightning.kernels.radial import CauchyKernel, GaussianKernel, Laplacian
 from ksm_lightning.kernels.registry import kernel_name, kernel_names, make_kernel, register_kernel
 
 __all__ = [
-    "ArcCosineKernel",
-    "CauchyKernel",
-    "Evaluated",
-    "GaussianKernel",
-    "Kernel",
-    "LaplacianKernel",
-    "LinearKernel",
-    "PolynomialKernel",
-    "PowerCosineKernel",
-    "Prepared",
-    "Pullback",
-    "PullbackParts",
-    "RadialKernel",
-    "SelfTerms",
-    "Tile",
-    "full_precision",
-    "inverse_root",
-    "kernel_name",
-    "kernel_names",
-    "make_kernel",
-    "random_subset",
-    "register_kernel",
-    "robust_cholesky",
-    "symmetric_tiles",
-]
+    "ArcCosineKernel", "CauchyKernel", "Evaluated", "GaussianKernel", "Kernel", "LaplacianKernel", "LinearKernel",
+    "PolynomialKernel", "PowerCosineKernel", "Prepared", "Pullback", "PullbackParts", "RadialKernel", "SelfTerms",
+    "Tile", "full_precision", "inverse_root", "kernel_name", "kernel_names", "make_kernel", "random_subset",
+    "register_kernel", "robust_cholesky", "symmetric_tiles",
+]  # fmt: skip

@@ -15,39 +15,33 @@ def _positive_whole(value: float, name: str, meaning: str) -> int:
     return int(value)
 
 
+class _SquaredLengthKernel(Kernel):
+    """Kernels with ``f(w, w) = |w|^2``."""
+
+    degree: float = 1
+
+    def diag(self, u: Tensor) -> Tensor:
+        return (u * u).sum(1)
+
+    def self_terms(self, w: Tensor) -> SelfTerms:
+        return SelfTerms(torch.linalg.vector_norm(w, dim=1).square_(), 1.0, w, 2.0)
+
+
 @register_kernel("linear")
-class LinearKernel(Kernel):
+class LinearKernel(_SquaredLengthKernel):
     """``f(u, v) = u . v``, the original similarity matching without a kernel.
 
     Precision: that of one matrix product. A common offset of the data is part of the similarity.
     """
 
-    degree = 1
-
-    @property
-    def is_odd(self) -> bool:
-        return True
+    is_odd = True
 
     def gram(self, u: Tensor, v: Tensor) -> Tensor:
         return u @ v.mT
 
-    def diag(self, u: Tensor) -> Tensor:
-        return (u * u).sum(1)
-
     def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> Evaluated:
         (x,) = prepared
         return x @ w.mT, lambda c: PullbackParts(c.mT @ x)
-
-    def diag_gradient(self, w: Tensor) -> Tensor:
-        return 2 * w
-
-    def self_terms(self, w: Tensor) -> SelfTerms:
-        return _squared_length(w)
-
-
-def _squared_length(w: Tensor) -> SelfTerms:
-    """Self terms of kernels with ``f(w, w) = |w|^2``."""
-    return SelfTerms(torch.linalg.vector_norm(w, dim=1).square_(), 1.0, w, 2.0)
 
 
 @register_kernel("polynomial")
@@ -59,9 +53,6 @@ class PolynomialKernel(Kernel):
     Args:
         degree: Power of the inner product, a whole number of at least 1. Default: 2.
 
-    Raises:
-        ValueError: If ``degree`` is not a whole number of at least 1.
-
     Example:
         >>> PolynomialKernel(degree=2)(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, -1.0], [2.0, 1.0]]))
         tensor([[ 1., 16.]])
@@ -70,10 +61,7 @@ class PolynomialKernel(Kernel):
     def __init__(self, degree: int = 2) -> None:
         super().__init__()
         self.degree: int = _positive_whole(degree, "degree", "It is the power of the inner product.")
-
-    @property
-    def is_odd(self) -> bool:
-        return self.degree % 2 == 1
+        self.is_odd = self.degree % 2 == 1
 
     def gram(self, u: Tensor, v: Tensor) -> Tensor:
         return _power(u @ v.mT, self.degree)
@@ -85,11 +73,7 @@ class PolynomialKernel(Kernel):
         (x,) = prepared
         z = x @ w.mT  # (batch, n)
         power = _power(z, self.degree - 1) if self.degree > 1 else torch.ones_like(z)
-
-        def pullback(c: Tensor) -> PullbackParts:
-            return PullbackParts((c * power).mT @ x, factor=self.degree)
-
-        return power * z, pullback
+        return power * z, lambda c: PullbackParts((c * power).mT @ x, factor=self.degree)
 
     def diag_gradient(self, w: Tensor) -> Tensor:
         norm2 = (w * w).sum(1, keepdim=True)
@@ -114,7 +98,7 @@ def _norms(u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @register_kernel("power_cosine")
-class PowerCosineKernel(Kernel):
+class PowerCosineKernel(_SquaredLengthKernel):
     """``f(u, v) = |u| |v| cos(u, v)^alpha``, proportional to the lengths of its inputs.
 
     ``alpha = 1`` is the linear kernel. The cosine with a zero vector is defined as 0, and derivatives that do not
@@ -124,24 +108,16 @@ class PowerCosineKernel(Kernel):
     Args:
         alpha: Power of the cosine, a whole number of at least 1 because cosines can be negative. Default: 3.
 
-    Raises:
-        ValueError: If ``alpha`` is not a whole number of at least 1.
-
     Example:
         >>> PowerCosineKernel(alpha=2)(torch.tensor([[4.0, 0.0], [0.0, 0.0]]), torch.tensor([[9.0, 0.0]]))
         tensor([[36.],
                 [ 0.]])
     """
 
-    degree = 1
-
     def __init__(self, alpha: int = 3) -> None:
         super().__init__()
         self.alpha = _positive_whole(alpha, "alpha", "It is the power of the cosine.")
-
-    @property
-    def is_odd(self) -> bool:
-        return self.alpha % 2 == 1
+        self.is_odd = self.alpha % 2 == 1
 
     def gram(self, u: Tensor, v: Tensor) -> Tensor:
         if self.alpha == 1:
@@ -152,9 +128,6 @@ class PowerCosineKernel(Kernel):
     def _root(self, u: Tensor) -> Tensor:
         lengths, unit = _norms(u)
         return unit * torch.where(lengths > 0, lengths, 1.0) ** (1 / self.alpha)
-
-    def diag(self, u: Tensor) -> Tensor:
-        return (u * u).sum(1)
 
     def prepare(self, x: Tensor) -> Prepared:
         return _norms(x)
@@ -180,15 +153,9 @@ class PowerCosineKernel(Kernel):
 
         return k, pullback
 
-    def self_terms(self, w: Tensor) -> SelfTerms:
-        return _squared_length(w)
-
-    def diag_gradient(self, w: Tensor) -> Tensor:
-        return 2 * w
-
 
 @register_kernel("arc_cosine")
-class ArcCosineKernel(Kernel):
+class ArcCosineKernel(_SquaredLengthKernel):
     """Kernel of an infinitely wide random network: ``f(u, v) = (|u| |v|)^order J(theta) / pi`` (Cho and Saul, 2009).
 
     ``J_0 = pi - theta`` (threshold units) and ``J_1 = sin(theta) + (pi - theta) cos(theta)`` (rectified units),
@@ -200,9 +167,6 @@ class ArcCosineKernel(Kernel):
 
     Args:
         order: 0 or 1. Default: 1.
-
-    Raises:
-        ValueError: If ``order`` is neither 0 nor 1.
     """
 
     def __init__(self, order: int = 1) -> None:
@@ -218,10 +182,8 @@ class ArcCosineKernel(Kernel):
         return self._value(u_length, v_length, *_angle(u_unit @ v_unit.mT))
 
     def diag(self, u: Tensor) -> Tensor:
-        norm2 = (u * u).sum(1)
-        if self.order == 1:
-            return norm2
-        return torch.where(norm2 > 0, 1.0, 0.5).to(u.dtype)
+        norm2 = super().diag(u)
+        return norm2 if self.order == 1 else torch.where(norm2 > 0, 1.0, 0.5).to(u.dtype)
 
     def prepare(self, x: Tensor) -> Prepared:
         return _norms(x)
@@ -247,10 +209,7 @@ class ArcCosineKernel(Kernel):
         return k, pullback
 
     def self_terms(self, w: Tensor) -> SelfTerms:
-        return _squared_length(w) if self.order == 1 else SelfTerms(self.diag(w), self.curvature(w), None, 0.0)
-
-    def diag_gradient(self, w: Tensor) -> Tensor:
-        return 2 * w if self.order == 1 else torch.zeros_like(w)
+        return super().self_terms(w) if self.order == 1 else SelfTerms(self.diag(w), self.curvature(w), None, 0.0)
 
     def curvature(self, w: Tensor) -> Tensor:
         if self.order == 1:

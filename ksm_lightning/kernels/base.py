@@ -21,16 +21,11 @@ _DIAGONAL_TILE = 64
 class PullbackParts(NamedTuple):
     """The pullback ``P_i = factor (matrix_i - along_i base_i)``, kept in parts so that an update can fuse them."""
 
-    matrix: Tensor
-    """(n, m). The caller may overwrite it."""
-    along: Tensor | None = None
-    """(n,), or None if the second part is 0."""
-    base: Tensor | None = None
-    """(n, m), or None if the second part is 0."""
+    matrix: Tensor  # (n, m); the caller may overwrite it
+    along: Tensor | None = None  # (n,), or None if the second part is 0
+    base: Tensor | None = None  # (n, m), or None if the second part is 0
     factor: float = 1.0
-    """Common factor of both parts."""
-    correlation: Tensor | None = None
-    """``sum_b c_bi k_bi`` (n,), if the kernel computes it on the way."""
+    correlation: Tensor | None = None  # sum_b c_bi k_bi (n,), if the kernel computes it on the way
 
     def dense(self) -> Tensor:
         """The pullback P (n, m). Overwrites ``matrix``."""
@@ -46,27 +41,24 @@ Evaluated = tuple[Tensor, Callable[[Tensor], PullbackParts]]
 class SelfTerms(NamedTuple):
     """Quantities of ``f(w_i, w_i)`` that the update rules need. A float stands for equal values of all landmarks."""
 
-    value: Tensor | None
-    """``f(w_i, w_i)`` (n,), or None if it is always 1."""
-    curvature: Tensor | float
-    """:meth:`Kernel.curvature`, (n,) or a float."""
-    direction: Tensor | None
-    """The total derivative in ``w_i`` is ``slope_i direction_i``; (n, m), or None if it is 0."""
-    slope: Tensor | float
-    """(n,) or a float."""
+    value: Tensor | None  # f(w_i, w_i) (n,), or None if it is always 1
+    curvature: Tensor | float  # Kernel.curvature, (n,) or a float
+    direction: Tensor | None  # the total derivative in w_i is slope_i direction_i; (n, m), or None if it is 0
+    slope: Tensor | float  # (n,) or a float
 
 
 class Kernel(nn.Module, ABC):
     """A positive semi-definite similarity ``f(u, v)``. A subclass only has to implement :meth:`gram`.
 
     The base class computes the diagonal from small tiles of the Gram matrix and the derivatives by autograd.
-    Built-in kernels override these with closed forms.
+    Built-in kernels override what an update needs with closed forms.
 
     Constructor arguments must be numbers, stored under their own names. Checkpoints save them
     (:meth:`params`), and a phase of the schedule can change them (:meth:`with_params`).
 
     Attributes:
         is_radial: Whether ``f(u, v)`` depends only on ``|u - v|``.
+        is_odd: Whether ``f(-u, v) = -f(u, v)``. The sign of a neuron is then arbitrary.
         degree: ``d`` in ``f(a u, b v) = (a b)^d f(u, v)`` for positive a and b, or ``None`` if no such d exists.
 
     Example:
@@ -79,20 +71,12 @@ class Kernel(nn.Module, ABC):
     """
 
     is_radial: bool = False
+    is_odd: bool = False
     degree: float | None = None
 
     @property
-    def is_odd(self) -> bool:
-        """Whether ``f(-u, v) = -f(u, v)``. The sign of a neuron is then arbitrary."""
-        return False
-
-    @property
     def is_homogeneous(self) -> bool:
-        """Whether the length of ``w`` acts as its gain, so that q stays 1.
-
-        This requires a degree above 0. The arc-cosine kernel of order 0 has degree 0: it ignores lengths, and its
-        gains must be learned.
-        """
+        """Whether the length of ``w`` acts as its gain, so that q stays 1. A kernel of degree 0 ignores lengths."""
         return self.degree is not None and self.degree > 0
 
     @abstractmethod
@@ -107,13 +91,10 @@ class Kernel(nn.Module, ABC):
 
     def diag(self, u: Tensor) -> Tensor:
         """Diagonal ``f(u_s, u_s)`` (n_u,) for ``u`` (n_u, m)."""
-        tiles = [self(tile, tile).diagonal() for tile in torch.split(u, _DIAGONAL_TILE)]
-        return torch.cat(tiles)
+        return torch.cat([self(tile, tile).diagonal() for tile in torch.split(u, _DIAGONAL_TILE)])
 
     def value_and_pullback(self, x: Tensor, w: Tensor) -> tuple[Tensor, Pullback]:
         """Block ``k = f(x, w)`` and the pullback ``c -> P`` with ``P_i = sum_b c_bi df(w_i, x_b)/dw_i``.
-
-        Value and pullback share most of their computation.
 
         Args:
             x: Inputs (batch, m), constant in the derivative.
@@ -140,12 +121,9 @@ class Kernel(nn.Module, ABC):
         return (x,)
 
     def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> Evaluated:
-        """:meth:`value_and_pullback` of one prepared batch. The caller has to set :func:`full_precision`.
+        """:meth:`value_and_pullback` from the results of :meth:`prepare` for x and of :meth:`self_terms` for w.
 
-        Args:
-            prepared: Result of :meth:`prepare` for this batch.
-            w: Landmarks (n, m).
-            terms: Result of :meth:`self_terms` for these landmarks.
+        The caller has to set :func:`full_precision`.
         """
         with torch.inference_mode(False), torch.enable_grad():
             x, w = prepared[0].detach().clone(), w.detach().clone().requires_grad_()
@@ -202,9 +180,6 @@ class Kernel(nn.Module, ABC):
 
         The kernel must be a function of ``u - v`` with ``f(u, u) = 1``. By Bochner's theorem ``f(u, v)`` is the mean
         of ``cos(w . (u - v))`` over these frequencies w.
-
-        Raises:
-            ValueError: If the kernel has no spectral density or does not implement it.
         """
         raise ValueError(
             f"{type(self).__name__} has no random Fourier features: they need a kernel of the difference u - v with a "
@@ -218,9 +193,6 @@ class Kernel(nn.Module, ABC):
 
     def with_params(self, **changes: Any) -> Self:
         """A new kernel of the same class with some parameters changed.
-
-        Raises:
-            ValueError: If the kernel has no such parameter.
 
         Example:
             >>> from ksm_lightning.kernels import PowerCosineKernel
@@ -241,9 +213,7 @@ class Kernel(nn.Module, ABC):
 
 @lru_cache
 def _constructor_arguments(cls: type[Kernel]) -> tuple[str, ...]:
-    if cls.__init__ is nn.Module.__init__:
-        return ()
-    return tuple(inspect.signature(cls).parameters)
+    return () if cls.__init__ is nn.Module.__init__ else tuple(inspect.signature(cls).parameters)
 
 
 def _check_pair(u: Tensor, v: Tensor) -> None:

@@ -11,9 +11,6 @@ def robust_cholesky(matrix: Tensor) -> Tensor:
     """Lower Cholesky factor (n, n) of a kernel matrix, with the smallest sufficient jitter on its diagonal.
 
     Kernels with a square root or an arc cosine near 0 have rounding errors far above the dtype's precision.
-
-    Raises:
-        ValueError: If the matrix is not finite, or not positive semi-definite within rounding.
     """
     scale = matrix.diagonal().abs().mean()
     for exponent in (None, *range(-15, -2)):
@@ -32,5 +29,5 @@ def robust_cholesky(matrix: Tensor) -> Tensor:
 
 def inverse_root(values: Tensor) -> Tensor:
     """``values^(-1/2)``, and 0 for values that are rounding errors."""
-    is_kept = values > _CUT * values.max().clamp(min=torch.finfo(values.dtype).tiny)
-    return torch.where(is_kept, values.clamp(min=torch.finfo(values.dtype).tiny).rsqrt(), 0.0)
+    tiny = torch.finfo(values.dtype).tiny
+    return torch.where(values > _CUT * values.max().clamp(min=tiny), values.clamp(min=tiny).rsqrt(), 0.0)

@@ -1,7 +1,7 @@
 """Full float32 precision for kernels and errors, independent of the global matmul setting."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,16 +24,13 @@ def full_precision(device: torch.device) -> Iterator[None]:
         'high'
         >>> torch.set_float32_matmul_precision("highest")
     """
-    backend: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
-    backend = backend.matmul
+    backend: Any = (torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn).matmul
     before = backend.fp32_precision
     if before != "ieee":
         backend.fp32_precision = "ieee"
     try:
-        if torch.is_autocast_enabled(device.type):
-            with torch.autocast(device.type, enabled=False):
-                yield
-        else:
+        is_autocast = torch.is_autocast_enabled(device.type)
+        with torch.autocast(device.type, enabled=False) if is_autocast else nullcontext():
             yield
     finally:
         if before != "ieee":

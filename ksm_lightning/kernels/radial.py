@@ -21,9 +21,6 @@ class RadialKernel(Kernel):
 
     Args:
         sigma: Width of the kernel in input units, positive. Default: 1.
-
-    Raises:
-        ValueError: If ``sigma`` is not positive and finite.
     """
 
     is_radial = True
@@ -84,9 +81,6 @@ class RadialKernel(Kernel):
             return PullbackParts(a.mT @ x, along, w, 1 / self.sigma**2, along if weight is k else None)
 
         return k, pullback
-
-    def diag_gradient(self, w: Tensor) -> Tensor:
-        return torch.zeros_like(w)
 
     def curvature(self, w: Tensor) -> Tensor:
         return w.new_full((w.shape[0],), self._stiffness / self.sigma**2)

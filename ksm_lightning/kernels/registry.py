@@ -13,9 +13,6 @@ _KERNELS: dict[str, type[Kernel]] = {}
 def register_kernel(name: str) -> Callable[[K], K]:
     """Class decorator that registers a kernel as ``name`` for configurations and checkpoints.
 
-    Raises:
-        ValueError: If the name belongs to another class.
-
     Example:
         >>> @register_kernel("doctest_cubic")
         ... class Cubic(Kernel):
@@ -44,9 +41,6 @@ def kernel_names() -> list[str]:
 def make_kernel(name: str, **params: Any) -> Kernel:
     """Construct the kernel registered as ``name``.
 
-    Raises:
-        ValueError: If the name is not registered, or the kernel does not take these parameters.
-
     Example:
         >>> make_kernel("gaussian", sigma=0.3)
         GaussianKernel(sigma=0.3)
@@ -66,11 +60,7 @@ def make_kernel(name: str, **params: Any) -> Kernel:
 
 
 def kernel_name(kernel: Kernel) -> str:
-    """Registered name of a kernel's class.
-
-    Raises:
-        ValueError: If the class is not registered.
-    """
+    """Registered name of a kernel's class. Raises ValueError if it has none."""
     for name, cls in _KERNELS.items():
         if cls is type(kernel):
             return name

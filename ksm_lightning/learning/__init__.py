@@ -3,39 +3,14 @@
 from ksm_lightning.learning.collectives import Collectives, SingleProcess
 from ksm_lightning.learning.hyperparameters import PAPER_RIDGE, HyperParameters
 from ksm_lightning.learning.learner import Learner, Observation, Snapshot
-from ksm_lightning.learning.schedule import (
-    AdaptiveSchedule,
-    PaperPhases,
-    Phase,
-    PhaseSchedule,
-    Rates,
-    Schedule,
-    make_schedule,
-)
+from ksm_lightning.learning.schedule import AdaptiveSchedule, PaperPhases, Phase, PhaseSchedule, Rates, Schedule
+from ksm_lightning.learning.schedule import make_schedule as make_schedule
 from ksm_lightning.learning.stream import Stream
 from ksm_lightning.learning.training import train, train_on_few
 from ksm_lightning.learning.units import candidate_count, check_range, natural_ridge, sample_size
 
 __all__ = [
-    "PAPER_RIDGE",
-    "AdaptiveSchedule",
-    "Collectives",
-    "HyperParameters",
-    "Learner",
-    "Observation",
-    "PaperPhases",
-    "Phase",
-    "PhaseSchedule",
-    "Rates",
-    "Schedule",
-    "SingleProcess",
-    "Snapshot",
-    "Stream",
-    "candidate_count",
-    "check_range",
-    "make_schedule",
-    "natural_ridge",
-    "sample_size",
-    "train",
-    "train_on_few",
-]
+    "PAPER_RIDGE", "AdaptiveSchedule", "Collectives", "HyperParameters", "Learner", "Observation", "PaperPhases",
+    "Phase", "PhaseSchedule", "Rates", "Schedule", "SingleProcess", "Snapshot", "Stream", "candidate_count",
+    "check_range", "make_schedule", "natural_ridge", "sample_size", "train", "train_on_few",
+]  # fmt: skip

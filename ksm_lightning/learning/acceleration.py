@@ -14,23 +14,19 @@ Acceleration = Literal["none", "compile", "cuda_graph"]
 
 
 class StepSizes(NamedTuple):
-    """The numbers that differ from update to update."""
+    """The numbers that differ from update to update: L's is the fraction of the way to C."""
 
     W: StepSize
     q: StepSize
     L: StepSize
-    """The fraction of the way that L moves to C."""
     ridge_error: StepSize
-    """How far the ridge of the tracked inverse is above the network's."""
 
 
 class Batch(NamedTuple):
-    """One batch of a block, prepared by the kernel."""
+    """One batch of a block, prepared by the kernel, and the largest length of each response (batch, 1)."""
 
     prepared: Prepared
-    """What the kernel precomputed of the inputs."""
     limit: Tensor | None
-    """The largest allowed length of each response (batch, 1); None without a limit."""
 
 
 Step = Callable[[Batch, StepSizes, bool], object]

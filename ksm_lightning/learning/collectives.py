@@ -19,12 +19,11 @@ class Collectives(Protocol):
 
 
 class SingleProcess:
-    """Collectives of one process."""
+    """Collectives of one process: every method returns its argument."""
 
     size = 1
 
     def mean(self, value: Tensor) -> Tensor:
-        """The value itself."""
         return value
 
     sum = gather = mean

@@ -161,14 +161,8 @@ def minimise_bound(
         generator: Source of randomness, on the CPU. Default: the global one.
     """
     x = x.double()
-    found: Minimum | None = None
-    for _ in range(starts):
-        W = x[kernel_kmeans_plus_plus(kernel, x, num_neurons, generator=generator)].clone()
-        candidate = _descend(kernel, x, W, ridge, max_iterations)
-        if found is None or candidate.bound < found.bound:
-            found = candidate
-    assert found is not None
-    return found
+    chosen = [kernel_kmeans_plus_plus(kernel, x, num_neurons, generator=generator) for _ in range(starts)]
+    return min((_descend(kernel, x, x[W].clone(), ridge, max_iterations) for W in chosen), key=lambda one: one.bound)
 
 
 def _descend(kernel: Kernel, x: Tensor, W: Tensor, ridge: float, max_iterations: int) -> Minimum:

@@ -100,11 +100,7 @@ class HyperParameters:
 
     @classmethod
     def check_same_network(cls, wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-        """Check that the values of a model that are set describe the saved network.
-
-        Raises:
-            ValueError: If one of :meth:`fixed_names` differs.
-        """
+        """Raise ValueError if a model's value of one of :meth:`fixed_names` is set and differs from the saved one."""
         for name in cls.fixed_names():
             if wanted[name] not in (None, saved[name]):
                 raise ValueError(
@@ -116,11 +112,9 @@ class HyperParameters:
         return {name: getattr(self, name) for name in self.names()}
 
     def make_kernel(self) -> Kernel:
-        """The kernel."""
         return make_kernel(self.kernel, **(self.kernel_params or {}))
 
     def make_schedule(self) -> PhaseSchedule | AdaptiveSchedule:
-        """The schedule."""
         return make_schedule(self.phases, self.updates)
 
     def make_network(

@@ -77,11 +77,7 @@ class ResponseSolver:
         return {"inverse": self.P.clone(), "ridge": self._ridge, "drift": self._drift, "age": self._age}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`.
-
-        Raises:
-            ValueError: If it belongs to a network of another size.
-        """
+        """Continue from :meth:`state_dict`. Raises ValueError if it belongs to a network of another size."""
         self.reset()
         if not state:
             return

@@ -94,7 +94,6 @@ class Phase:
                 raise ValueError(f"The rate `{name}` must be finite and not negative, got {rate}.")
 
     def rates(self) -> Rates:
-        """The three rates."""
         return Rates(self.eta_w, self.eta_q, self.eta_l)
 
 

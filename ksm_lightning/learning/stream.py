@@ -82,10 +82,8 @@ class Stream:
         self.num_neurons = num_neurons
         self.batch_size = batch_size
         self.seed = seed
-        self.seen = 0
-        """Number of samples seen."""
-        self.updates = 0
-        """Number of updates, one per batch of the stream."""
+        self.seen = self.updates = 0
+        """Number of samples seen, and of updates, one per batch of the stream."""
         self.reservoir = Reservoir(sample_size(num_neurons), seed)
         self._restarts_until = self.reservoir.capacity  # samples
         self._learner: Learner | None = None
@@ -102,31 +100,19 @@ class Stream:
 
     @property
     def network(self) -> KSMNetwork:
-        """The network that learns, in its current state.
-
-        Raises:
-            ValueError: If no sample was seen yet.
-        """
+        """The network that learns, in its current state. Raises ValueError if no sample was seen yet."""
         if self._learner is None:
             raise ValueError("No sample was seen yet: call `learn` with samples first.")
         return self._learner.network
 
     def settled(self) -> KSMNetwork:
-        """A copy of the network with the exact L for the remembered samples, as if learning ended here.
-
-        Raises:
-            ValueError: If no sample was seen yet.
-        """
+        """A copy of the network with the exact L for the remembered samples, as if learning ended here."""
         network = copy.deepcopy(self.network)
         balance(network, self.reservoir.rows)
         return network
 
     def learn(self, x: Tensor) -> None:
-        """Learn from more samples (samples, m), finite, in their order.
-
-        Raises:
-            ValueError: If a sample is too large to compute with. Nothing is learned then.
-        """
+        """Learn from more samples (samples, m), finite, in their order. Too large ones raise ValueError first."""
         check_range(self.kernel, x)
         for batch in torch.split(x, self.batch_size):
             before, self.seen = self.seen, self.seen + len(batch)

@@ -15,8 +15,7 @@ _RELATIVE_RIDGE = 0.005
 def natural_ridge(kernel: Kernel, x: Tensor, num_neurons: int) -> float:
     """A ridge in the units of the similarity, ``0.005 <f(x, x)> / n``; small compared with a typical eigenvalue of L.
 
-    Raises:
-        ValueError: If the square of the similarity, the unit of the energy, is out of the dtype's range.
+    Raises ValueError if the square of the similarity, the unit of the energy, is out of the dtype's range.
     """
     mean = float(kernel.diag(x.double()).mean())
     limits = torch.finfo(x.dtype)
@@ -30,11 +29,7 @@ def natural_ridge(kernel: Kernel, x: Tensor, num_neurons: int) -> float:
 
 @torch.no_grad()
 def check_range(kernel: Kernel, x: Tensor) -> None:
-    """Check that samples (samples, m) are not too large to compute with.
-
-    Raises:
-        ValueError: If the square of a sample, or of its similarity to itself, is out of the dtype's range.
-    """
+    """Raise ValueError if the square of a sample (samples, m), or of ``f(x, x)``, is out of the dtype's range."""
     limit = torch.finfo(x.dtype).max / 1e4
     size = torch.maximum(x.square().sum(1), kernel.diag(x).square())
     if not bool((size < limit).all()):

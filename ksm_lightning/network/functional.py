@@ -42,14 +42,10 @@ def solve(drive: Tensor, factor: Tensor) -> Tensor:
 class SteadyState(NamedTuple):
     """Result of :func:`run_dynamics`."""
 
-    y: Tensor
-    """Responses (batch, n)."""
+    y: Tensor  # responses (batch, n)
     steps: int
-    """Number of steps."""
-    error: float
-    """Upper bound of ``|y - y*| / |y|``, from the residual."""
-    has_converged: bool
-    """Whether ``error`` is within the tolerance."""
+    error: float  # upper bound of |y - y*| / |y|, from the residual
+    has_converged: bool  # whether the error is within the tolerance
 
 
 def run_dynamics(
@@ -64,13 +60,10 @@ def run_dynamics(
 
     Args:
         drive: Feedforward drive ``b = q * k`` (batch, n).
-        L: Lateral weights (n, n), symmetric, with ``L + ridge I`` positive definite.
+        L: Lateral weights (n, n), symmetric, with ``L + ridge I`` positive definite; otherwise a ValueError is raised.
         ridge: The paper's lambda.
         tolerance: Relative error at which to stop.
         max_steps: Maximum number of steps. Reaching it gives a warning.
-
-    Raises:
-        ValueError: If ``L + ridge I`` is not positive definite, so that the dynamics diverge.
     """
     dtype, drive, L = drive.dtype, drive.double(), L.double()
     eigenvalues = torch.linalg.eigvalsh(L)
@@ -81,8 +74,7 @@ def run_dynamics(
             "train with smaller steps."
         )
     step = 2 / (slowest + fastest)
-    y = torch.zeros_like(drive)
-    steps = 0
+    y, steps = torch.zeros_like(drive), 0
     while True:
         residual = drive - ridge * y - y @ L
         scale = float(torch.linalg.vector_norm(y))
@@ -112,16 +104,11 @@ def correlation(y: Tensor) -> Tensor:
 class EnergyTerms(NamedTuple):
     """Terms of the energy, each averaged over the batch. Their sum is :attr:`total`."""
 
-    feedforward: Tensor
-    """``-sum_i q_i <y_i k_i>``"""
-    gain: Tensor
-    """``1/2 sum_i q_i^2 f(w_i, w_i)``"""
-    lateral: Tensor
-    """``1/2 sum_ij L_ij C_ij``"""
-    lateral_cost: Tensor
-    """``-1/4 sum_ij L_ij^2``"""
-    ridge: Tensor
-    """``ridge/2 sum_i <y_i^2>``"""
+    feedforward: Tensor  # -sum_i q_i <y_i k_i>
+    gain: Tensor  # 1/2 sum_i q_i^2 f(w_i, w_i)
+    lateral: Tensor  # 1/2 sum_ij L_ij C_ij
+    lateral_cost: Tensor  # -1/4 sum_ij L_ij^2
+    ridge: Tensor  # ridge/2 sum_i <y_i^2>
 
     @property
     def total(self) -> Tensor:
@@ -137,20 +124,12 @@ def energy_terms(
     ``e = -sum_i q_i <y_i k_i> + 1/2 sum_i q_i^2 f(w_i,w_i) + 1/2 sum_ij (L_ij C_ij - 1/2 L_ij^2)
     + ridge/2 sum_i <y_i^2>``
 
-    Args:
-        k: Similarities ``f(x, W)`` (batch, n).
-        y: Responses (batch, n).
-        self_similarity: ``f(w_i, w_i)`` (n,).
-        q: Gains (n,).
-        L: Lateral weights (n, n).
-        ridge: The paper's lambda.
-        C: ``correlation(y)``, if already computed.
+    Symbols are as at the top of this file; ``self_similarity`` is ``f(w_i, w_i)`` (n,), ``ridge`` the paper's lambda.
+    C is computed if it is not given.
     """
-    C = correlation(y) if C is None else C
-    batch = y.shape[0]
-    f64 = torch.float64
+    C, f64 = correlation(y) if C is None else C, torch.float64
     return EnergyTerms(
-        feedforward=-(q * k * y).sum(dtype=f64) / batch,
+        feedforward=-(q * k * y).sum(dtype=f64) / y.shape[0],
         gain=0.5 * (q * q * self_similarity).sum(dtype=f64),
         lateral=0.5 * (L * C).sum(dtype=f64),
         lateral_cost=-0.25 * (L * L).sum(dtype=f64),
@@ -195,17 +174,9 @@ class Step(NamedTuple):
 
 @torch.no_grad()
 def hebbian_step(kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, L: Tensor, ridge: float) -> Step:
-    """Responses to a batch and the gradients of its energy in W, q and L.
+    """Responses to a batch x (batch, m) and the gradients of its energy in W, q and L.
 
     The responses minimise the energy, so the gradients need no derivative of the responses.
-
-    Args:
-        kernel: The similarity.
-        x: Inputs (batch, m).
-        W: Landmarks (n, m).
-        q: Gains (n,).
-        L: Lateral weights (n, n).
-        ridge: The paper's lambda.
     """
     with full_precision(x.device):
         k, pullback = kernel.value_and_pullback(x, W)  # (batch, n)
@@ -222,16 +193,9 @@ def hebbian_step(kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, L: Tensor, rid
 
 
 def align_signs(W: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Flip ``w_i`` and ``y_i`` so that the mean of ``y_i`` is positive, for histograms and figures.
+    """Flip ``w_i`` and ``y_i`` where the mean of ``y_i`` is negative, for histograms and figures.
 
     Only for odd kernels, ``f(-w, x) = -f(w, x)``, where the sign of a neuron is arbitrary.
-
-    Args:
-        W: Landmarks (n, m).
-        y: Responses (samples, n).
-
-    Returns:
-        Flipped W and y. A neuron with a mean of exactly 0 is not flipped.
 
     Example:
         >>> align_signs(torch.tensor([[1.0], [1.0]]), torch.tensor([[2.0, -3.0]]))
@@ -243,15 +207,12 @@ def align_signs(W: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def linearised_responses(x: Tensor, y: Tensor, ridge: float = 0.1) -> Tensor:
-    """Linear filter that best predicts each neuron: ``s_i = (ridge I + <x x^T>)^-1 <y_i x>``.
+    """Linear filters (n, m) that best predict each neuron: ``s_i = (ridge I + <x x^T>)^-1 <y_i x>``.
 
     Args:
         x: Inputs (samples, m).
         y: Responses (samples, n).
         ridge: Ridge of the regression. Default: 0.1, as in the paper.
-
-    Returns:
-        Filters (n, m).
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])

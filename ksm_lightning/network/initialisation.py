@@ -22,9 +22,6 @@ class NormalInit:
 
     Args:
         scale: Standard deviation, positive. Default: 1, as in the paper. 0.5 keeps more neurons near centred data.
-
-    Raises:
-        ValueError: If ``scale`` is not positive and finite.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -52,29 +49,21 @@ class DataInit:
                 f"Initialisation at data points needs points of shape (samples, {in_features}), "
                 f"got {tuple(self.points.shape)}."
             )
-        chosen = kernel_kmeans_plus_plus(kernel, self.points, num_neurons, generator=generator)
-        return self.points[chosen].clone()
+        return self.points[kernel_kmeans_plus_plus(kernel, self.points, num_neurons, generator=generator)]
 
 
 def kernel_kmeans_plus_plus(
     kernel: Kernel, points: Tensor, count: int, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draw indices (count,) of points that are spread out in the kernel's feature space.
+    """Draw indices (count,) of points (samples, m) that are spread out in the kernel's feature space.
 
     Each point is drawn with probability proportional to its squared distance to the nearest point already drawn,
     ``|phi(x) - phi(c)|^2 = f(x,x) + f(c,c) - 2 f(x,c)``. When all distances are 0 (fewer distinct points than
-    ``count``), the remaining points are drawn uniformly.
-
-    Args:
-        kernel: The similarity.
-        points: Candidates (samples, m).
-        count: Number of points to draw.
-        generator: CPU random generator. Default: the global one.
+    ``count``), the remaining points are drawn uniformly. The generator must be on the CPU.
     """
     self_similarity = kernel.diag(points).double()  # (samples,)
     draws = torch.rand(count, dtype=torch.float64, generator=generator).to(points.device)
-    uniform = torch.ones_like(self_similarity)
-    weights = uniform
+    weights = uniform = torch.ones_like(self_similarity)
     nearest = torch.full_like(self_similarity, torch.inf)
     chosen: list[Tensor] = []
     for draw in torch.split(draws, 1):
@@ -84,8 +73,7 @@ def kernel_kmeans_plus_plus(
         chosen.append(index)
         similarity = kernel(points, points[index])[:, 0].double()
         distance = (self_similarity + self_similarity[index] - 2 * similarity).clamp_(min=0)
-        nearest = torch.minimum(nearest, distance)
-        nearest = nearest.index_fill(0, index, 0.0)
+        nearest = torch.minimum(nearest, distance).index_fill(0, index, 0.0)
         # Equal points have a computed distance of about eps f, which must not count as a distance.
         resolved = nearest > 1e-6 * self_similarity.max()
         weights = torch.where(resolved.any(), torch.where(resolved, nearest, 0.0), uniform)

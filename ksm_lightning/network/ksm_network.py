@@ -28,9 +28,6 @@ class KSMNetwork(nn.Module):
             dynamics, which is much slower.
         generator: CPU random generator for ``init``. Default: the global one.
 
-    Raises:
-        ValueError: If a size, the ridge or the solver is not allowed.
-
     Example:
         >>> from ksm_lightning.kernels import GaussianKernel
         >>> net = KSMNetwork(GaussianKernel(sigma=0.3), in_features=2, num_neurons=16)
@@ -75,11 +72,7 @@ class KSMNetwork(nn.Module):
         return self.W.shape[0]
 
     def check_input(self, x: Tensor) -> None:
-        """Check the shape of a batch.
-
-        Raises:
-            ValueError: If the shape of ``x`` is not (batch, in_features).
-        """
+        """Raise a ValueError if the shape of ``x`` is not (batch, in_features)."""
         if x.dim() != 2 or x.shape[1] != self.in_features:
             raise ValueError(f"The network takes inputs of shape (batch, {self.in_features}), got {tuple(x.shape)}.")
 

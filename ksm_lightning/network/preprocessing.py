@@ -37,9 +37,6 @@ class Preprocessing(Frozen):
         image_shape: Height and width of a point if points are images.
         crop: Number of pixels cropped from each side of raw images.
 
-    Raises:
-        ValueError: If the shapes do not match, or ``crop`` is negative or given without ``image_shape``.
-
     Example:
         >>> prepare = Preprocessing(torch.zeros(4), torch.full((4,), 2.0), image_shape=(2, 2), crop=1)
         >>> prepare(torch.ones(3, 1, 4, 4)).shape, prepare(torch.ones(3, 4))[0].tolist()
@@ -94,9 +91,6 @@ class Preprocessing(Frozen):
             image_shape: Height and width of a point if points are images.
             crop: Number of pixels cropped from each side of raw images.
 
-        Raises:
-            ValueError: If ``scaling`` is unknown.
-
         Example:
             >>> Preprocessing.measure(np.array([[0.0, 5.0], [4.0, 5.0]]), centre=True, scaling="feature").scale.tolist()
             [2.0, 1.0]
@@ -142,11 +136,7 @@ class Preprocessing(Frozen):
         return self.image_shape[0] + 2 * self.crop, self.image_shape[1] + 2 * self.crop
 
     def flatten(self, x: Tensor) -> Tensor:
-        """Rows (batch, m) of a batch of any shape; images of :attr:`raw_shape` are cropped.
-
-        Raises:
-            ValueError: If the points do not have m features.
-        """
+        """Rows (batch, m) of a batch of any shape; images of :attr:`raw_shape` are cropped."""
         flat = x.flatten(1) if x.dim() > 1 else x
         raw = self.raw_shape
         if raw is not None and flat.dim() == 2 and flat.shape[1] == math.prod(raw):
@@ -192,11 +182,7 @@ class Preprocessing(Frozen):
 
     @classmethod
     def from_state(cls, state: Any) -> Self:
-        """Preprocessing from the result of :meth:`state`.
-
-        Raises:
-            ValueError: If ``state`` is incomplete or has invalid values.
-        """
+        """Preprocessing from the result of :meth:`state`. Raises ValueError if it is incomplete or invalid."""
         is_complete = isinstance(state, Mapping) and set(state) == {"mean", "scale", "image_shape", "crop"}
         if not is_complete or not all(isinstance(state[name], Tensor) for name in ("mean", "scale")):
             raise ValueError("The state of the preprocessing is incomplete.")

@@ -17,9 +17,6 @@ def input_batches(data: Any, batch_size: int) -> tuple[Iterable[Any], int | None
         data: An array, a tensor or a data frame with one point per row; or a loader whose batches are tensors, or
             tuples that start with a tensor.
         batch_size: Number of points per batch. Ignored for a loader.
-
-    Raises:
-        ValueError: If the data is none of these.
     """
     if isinstance(data, Tensor) or hasattr(data, "__array__"):
         rows = data if isinstance(data, Tensor | np.ndarray) else np.asarray(data)
@@ -34,11 +31,7 @@ def input_batches(data: Any, batch_size: int) -> tuple[Iterable[Any], int | None
 
 
 def as_tensor(data: Any) -> Tensor:
-    """Convert an array or a data frame to a tensor. A tensor is returned unchanged.
-
-    Raises:
-        ValueError: If the data does not hold real numbers.
-    """
+    """Convert an array or a data frame of real numbers to a tensor. A tensor is returned unchanged."""
     if isinstance(data, Tensor):
         if data.is_complex():
             raise ValueError(f"Input must be real numbers, got {data.dtype}.")
@@ -54,11 +47,7 @@ def as_tensor(data: Any) -> Tensor:
 
 
 def check_finite(x: Tensor, name: str) -> Tensor:
-    """Return the tensor if all values are finite. ``name`` is the subject of the error message.
-
-    Raises:
-        ValueError: If it contains NaN or infinity.
-    """
+    """Return the tensor if all values are finite, or raise a ValueError about ``name``."""
     if not is_finite(x):
         raise ValueError(f"{name} contains NaN or infinity: remove or replace these values first.")
     return x

@@ -25,11 +25,7 @@ Encoder = Callable[[Tensor], Tensor]
 
 
 def check_readout(name: str) -> Readout:
-    """Return the name if it is one of :data:`READOUTS`.
-
-    Raises:
-        ValueError: If the name is unknown.
-    """
+    """Return the name if it is one of :data:`READOUTS`, or raise a ValueError."""
     for known in READOUTS:
         if name == known:
             return known
@@ -74,9 +70,6 @@ def least_squares_matrix(kernel: Kernel, W: Tensor, x: Tensor) -> Tensor:
         kernel: The similarity.
         W: Landmarks (n, m), learned or chosen in any other way.
         x: Sample of the data (samples, m), several times as many points as landmarks.
-
-    Raises:
-        ValueError: If the sample is empty.
     """
     if len(x) == 0:
         raise ValueError("The least-squares readout needs a sample of the data, but the sample is empty.")
@@ -98,20 +91,13 @@ def least_squares_matrix(kernel: Kernel, W: Tensor, x: Tensor) -> Tensor:
 
 
 def readout_matrix(network: KSMNetwork, readout: str, x: Tensor | None = None) -> Tensor:
-    """The matrix M (n, n) of a readout, in float64.
+    """The matrix M (n, n) of a readout, one of :data:`READOUTS`, in float64.
 
-    Args:
-        network: The trained network.
-        readout: One of :data:`READOUTS`.
-        x: Sample of the data (samples, m) for ``least_squares``, which uses at most 10,000 random points of it.
-
-    Raises:
-        ValueError: If the name is unknown, or the sample is missing.
+    ``least_squares`` is fitted to at most 10,000 random points of the sample x (samples, m).
     """
-    name = check_readout(readout)
-    if name == "neural":
+    if check_readout(readout) == "neural":
         return neural_matrix(network)
-    if name == "nystroem":
+    if readout == "nystroem":
         return nystroem_matrix(network.kernel, network.W.detach())
     if x is None:
         raise ValueError("The least-squares readout needs a sample of the data: pass `x`.")
@@ -127,9 +113,6 @@ class LandmarkFeatures(Frozen):
         W: Landmarks (n, m).
         M: Readout (n, k), in the dtype of W.
         out_dtype: Dtype of the features. Default: the dtype of W and M.
-
-    Raises:
-        ValueError: If the shapes or dtypes of W and M do not match.
 
     Example:
         >>> from ksm_lightning.kernels import LinearKernel
@@ -167,9 +150,6 @@ class LandmarkFeatures(Frozen):
             readout: One of :data:`READOUTS`.
             sample: Sample of the data (samples, m) for ``least_squares``.
             out_dtype: Dtype of the features. Default: float64.
-
-        Raises:
-            ValueError: If the readout is unknown, or its sample is missing.
         """
         W = network.W.detach().to(torch.float64, copy=True)
         return cls(network.kernel, W, readout_matrix(network, readout, sample), out_dtype)
@@ -186,15 +166,7 @@ def make_encoder(network: KSMNetwork, readout: str, sample: Tensor | None = None
     """An encoder from inputs (samples, m) to features (samples, n) in the dtype of the network.
 
     The neural readout is the network itself. The other readouts are computed in float64 and then cast, because their
-    matrices amplify rounding errors by up to ``1e5``.
-
-    Args:
-        network: The trained network.
-        readout: One of :data:`READOUTS`.
-        sample: Sample of the data (samples, m) for ``least_squares``.
-
-    Raises:
-        ValueError: If the readout is unknown, or its sample is missing.
+    matrices amplify rounding errors by up to ``1e5``. Arguments as in :meth:`LandmarkFeatures.of`.
     """
     if check_readout(readout) == "neural":
         return network.forward
@@ -211,11 +183,6 @@ def read_out(
 ) -> Tensor:
     """Features (samples, n) of inputs (samples, m) by one readout of a network; see :func:`make_encoder`.
 
-    Args:
-        network: The trained network.
-        readout: One of :data:`READOUTS`.
-        x: The inputs.
-        sample: Sample of the data for ``least_squares``. Default: the inputs.
-        block: Number of inputs computed at a time.
+    The sample for ``least_squares`` defaults to the inputs. ``block`` inputs are computed at a time.
     """
     return encode_in_blocks(make_encoder(network, readout, x if sample is None else sample), x, block)

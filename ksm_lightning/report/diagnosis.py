@@ -54,35 +54,20 @@ class Errors(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """The measurements that a diagnosis uses.
-
-    Args:
-        num_neurons: Number of neurons n.
-        ridge: The paper's lambda.
-        health: State of the network.
-        similarity: The kernel on the data.
-        errors: Kernel errors of the network and of other methods; None if unknown.
-        energies: Energies of batches in the last phase, in the order of the updates.
-        updates: Number of updates made.
-        planned: Number of updates of the schedule.
-        is_adaptive: Whether the schedule is the adaptive one.
-        starts_at_data: Whether landmarks were initialised at data points.
-        rate_factor: Factor on all rates after rollbacks of the divergence guard.
-        sigma: Width of the kernel; None if it has no width.
-    """
+    """The measurements that a diagnosis uses."""
 
     num_neurons: int
     ridge: float
     health: Health
     similarity: Similarity
-    errors: Errors | None = None
-    energies: Sequence[float] = ()
-    updates: int = 0
-    planned: int = 0
-    is_adaptive: bool = True
-    starts_at_data: bool = True
-    rate_factor: float = 1.0
-    sigma: float | None = None
+    errors: Errors | None = None  # None if unknown
+    energies: Sequence[float] = ()  # of batches in the last phase, in the order of the updates
+    updates: int = 0  # updates made
+    planned: int = 0  # updates of the schedule
+    is_adaptive: bool = True  # whether the schedule is the adaptive one
+    starts_at_data: bool = True  # whether landmarks were initialised at data points
+    rate_factor: float = 1.0  # factor on all rates after rollbacks of the divergence guard
+    sigma: float | None = None  # width of the kernel, if it has one
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:

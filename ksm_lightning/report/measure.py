@@ -59,29 +59,17 @@ class Probes(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The content of the page.
-
-    Args:
-        run: The run.
-        model: The trained module.
-        data_name: Name of the data.
-        points: Number of training points.
-        scored: Number of points in the kernel errors.
-        findings: The diagnosis.
-        errors: Kernel errors by method, one per seed; empty if the network is not finite.
-        probes: Accuracies of linear probes; None without labels.
-        pictures: Pictures by section of the page.
-    """
+    """The content of the page."""
 
     run: FinishedRun
     model: KernelSimilarityMatching
     data_name: str
-    points: int
-    scored: int
+    points: int  # number of training points
+    scored: int  # number of points in the kernel errors
     findings: list[Finding]
-    errors: dict[str, list[float]] = field(default_factory=dict)
-    probes: Probes | None = None
-    pictures: dict[str, list[Picture]] = field(default_factory=dict)
+    errors: dict[str, list[float]] = field(default_factory=dict)  # by method, one per seed; empty if not finite
+    probes: Probes | None = None  # None without labels
+    pictures: dict[str, list[Picture]] = field(default_factory=dict)  # by section of the page
 
     @property
     def updates(self) -> int:

@@ -6,16 +6,17 @@ import statistics
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from ksm_lightning.baselines.methods import METHODS, READOUT_METHODS
 from ksm_lightning.report.diagnosis import Finding
 from ksm_lightning.report.measure import Probes, Report
 from ksm_lightning.report.pictures import Picture
-from ksm_lightning.report.style import STYLE
 
 MARK = b"Made by ksm report"
 """A file that contains this is a report, and may be replaced."""
+_STYLE = Path(__file__).with_name("style.css").read_text()
 _WORDS = {"error": "Error", "warning": "Warning", "advice": "Advice"}
 # Long cells are wrapped.
 _WIDE = ' class="wide"'
@@ -51,7 +52,7 @@ def render(report: Report) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{title}</title>
-<style>{STYLE}</style>
+<style>{_STYLE}</style>
 </head>
 <body>
 <header><h1>{title}</h1>

@@ -76,10 +76,7 @@ def draw_curves(curves: Mapping[str, Series], phase_ends: Sequence[int]) -> list
 
 
 def draw_network(
-    data: Mapping[str, np.ndarray],
-    pairs: Mapping[str, np.ndarray],
-    kernel: Kernel,
-    image_shape: tuple[int, int] | None,
+    data: Mapping[str, np.ndarray], pairs: Mapping[str, np.ndarray], kernel: Kernel, image_shape: tuple[int, int] | None
 ) -> dict[str, list[Picture]]:
     """Pictures of the network by section of the page.
 
@@ -98,11 +95,11 @@ def draw_network(
         picture(
             figures.draw(lambda axes: figures.spectra_panel(axes, data["input_spectrum"], data["output_spectrum"])),
             "Eigenvalues of the input and output similarity matrices by rank.",
-            "Where the output curve falls below, the features miss directions of the kernel.",
+            "The output has at most n eigenvalues. The closer the curves, the better.",
         ),
         picture(
             figures.draw(lambda axes: figures.responses_panel(axes, y)),
-            f"Histogram of the responses; {near_zero:.0%} are below 10 % of their root mean square.",
+            f"Histogram of the responses; {near_zero:.0%} are below 10% of their root mean square.",
             "A high peak at 0 and a long right tail indicate sparse responses.",
         ),
     ]

@@ -57,15 +57,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def check_content(content: Any, path: str) -> None:
-    """Check that this is the complete content of a checkpoint of this version.
-
-    Args:
-        content: The content of the file.
-        path: Name of the checkpoint in error messages.
-
-    Raises:
-        ValueError: If it is not.
-    """
+    """Raise ValueError if this is not the whole content of a checkpoint of this version; ``path`` is its name."""
     keys = ("state_dict", "hyper_parameters")
     if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in keys):
         raise ValueError(f"{path} is not a checkpoint of ksm_lightning: it needs {' and '.join(keys)}.")
@@ -96,11 +88,7 @@ def check_content(content: Any, path: str) -> None:
 
 
 def preprocessing_of(content: dict[str, Any], path: str = "The checkpoint") -> Preprocessing | None:
-    """The preprocessing of the training data; None if the data did not come from a datamodule of this package.
-
-    Raises:
-        ValueError: If its description is damaged.
-    """
+    """The preprocessing of the training data; None if the data did not come from a datamodule of this package."""
     state = content["ksm_lightning"].get("preprocessing", {})
     if state is None:
         return None

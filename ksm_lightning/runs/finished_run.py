@@ -17,12 +17,10 @@ _ADVICE = "give a folder written by `ksm fit`, such as runs/half_moons/version_0
 
 
 class Series(NamedTuple):
-    """The logged values of one metric."""
+    """The logged values of one metric, and the numbers of updates after which they were logged, ascending."""
 
     steps: list[int]
-    """Numbers of updates done, ascending."""
     values: list[float]
-    """The value after each of them."""
 
 
 class FinishedRun:
@@ -53,11 +51,7 @@ class FinishedRun:
 
     @cached_property
     def config_text(self) -> str:
-        """The text of the configuration file.
-
-        Raises:
-            ValueError: If the file is not text.
-        """
+        """The text of the configuration file."""
         try:
             return (self.folder / _CONFIG).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
@@ -65,11 +59,7 @@ class FinishedRun:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The configuration of the run, including defaults.
-
-        Raises:
-            ValueError: If the file is damaged.
-        """
+        """The configuration of the run, including defaults. Raises ValueError if the file is damaged."""
         try:
             content = yaml.safe_load(self.config_text)
         except yaml.YAMLError as error:
@@ -80,20 +70,11 @@ class FinishedRun:
 
     @cached_property
     def checkpoint(self) -> dict[str, Any]:
-        """The checkpoint's content, on the CPU.
-
-        Raises:
-            FileNotFoundError: If the file does not exist.
-            ValueError: If it is damaged, or was written by another version.
-        """
+        """The checkpoint's content, on the CPU, see :func:`~ksm_lightning.runs.checkpoint.read_checkpoint`."""
         return read_checkpoint(self.existing_checkpoint())
 
     def existing_checkpoint(self) -> Path:
-        """The path of the checkpoint.
-
-        Raises:
-            FileNotFoundError: If the file does not exist.
-        """
+        """The path of the checkpoint. Raises FileNotFoundError if the file does not exist."""
         if not self.checkpoint_path.is_file():
             raise FileNotFoundError(
                 f"There is no checkpoint {self.checkpoint_path}: the run was stopped before its first one, or the file "
@@ -102,11 +83,7 @@ class FinishedRun:
         return self.checkpoint_path
 
     def data(self) -> KSMDataModule:
-        """The data of the run, not loaded yet, with the preprocessing and the batch seed of the training.
-
-        Raises:
-            ValueError: If the configuration does not describe any data.
-        """
+        """The data of the run, not loaded yet, with the preprocessing and the batch seed of the training."""
         parser = jsonargparse.ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(KSMDataModule, "data", fail_untyped=False, required=True)
         try:
@@ -125,10 +102,7 @@ class FinishedRun:
         return data
 
     def scalars(self) -> dict[str, Series]:
-        """All logged scalars by their tag; empty if nothing was logged.
-
-        If a rollback repeated an update, the last value counts.
-        """
+        """All logged scalars by their tag. If a rollback repeated an update, the last value counts."""
         from tensorboard.backend.event_processing import event_accumulator  # slow to import
 
         # Hides the warning about the incomplete last event of a killed run.

@@ -45,11 +45,7 @@ class RunLogger(TensorBoardLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log all metrics of a step as one event; one event per metric would cost as much as several updates.
-
-        Raises:
-            ValueError: If a value is not a number.
-        """
+        """Log all metrics of a step as one event; one event per metric would cost as much as several updates."""
         try:
             values = [Summary.Value(tag=tag, simple_value=float(value)) for tag, value in metrics.items()]
         except (TypeError, ValueError) as error:

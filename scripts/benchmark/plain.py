@@ -1,4 +1,4 @@
-"""The reference of the benchmarks: the paper's algorithm as one would write it down in PyTorch, and nothing more."""
+"""The reference of the benchmarks: a direct PyTorch implementation of the paper's algorithm."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def train(
     x: Tensor, W: Tensor, kernel: Callable[[Tensor, Tensor], Tensor], updates: int, eta_w: float, eta_q: float,
     eta_l: float, batch: int = 64,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """W, q and L after so many updates: autograd for the energy, ``inverse()`` for the responses."""
+    """W, q and L after ``updates`` updates, with autograd for the gradients and ``inverse()`` for the responses."""
     n = len(W)
     W = W.clone().requires_grad_()
     q = torch.ones(n, requires_grad=True)

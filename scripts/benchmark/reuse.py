@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Reusing a network: extraction against scikit-learn's Nystroem, accuracies of pipelines, streams.
+"""Use of trained networks: extraction compared with scikit-learn's Nystroem, accuracy of pipelines, streams.
 
 Writes scripts/benchmark/REUSE.md.
 
 .venv/bin/python scripts/benchmark/reuse.py                       about 20 minutes on two cores
-.venv/bin/python scripts/benchmark/reuse.py --only extraction     one part; the others stay as they are in the file
+.venv/bin/python scripts/benchmark/reuse.py --only extraction     one part; the others are kept
 """
 
 import argparse
-import platform
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import sklearn
 import torch
+from results import machine, seconds_of, table, write_sections
 from sklearn.datasets import load_digits, make_moons
 from sklearn.kernel_approximation import Nystroem
 from sklearn.linear_model import LogisticRegression
@@ -25,17 +26,15 @@ from tqdm import tqdm
 
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.extractor import FeatureExtractor
-from ksm_lightning.files import write_text
 from ksm_lightning.kernels import GaussianKernel
-from ksm_lightning.learning.schedule import AdaptiveSchedule
-from ksm_lightning.learning.train import train
-from ksm_lightning.network.ksm_network import KSMNetwork
+from ksm_lightning.learning import AdaptiveSchedule, train
+from ksm_lightning.network import KSMNetwork
 from ksm_lightning.network.readout import READOUTS
 from ksm_lightning.sklearn import KSMTransformer
 
 
 def extraction(rounds: int = 7) -> list[str]:
-    """Contestants take turns: the same landmarks, the same kernel, the same readout for `nystroem`."""
+    """The section about extraction."""
     n, samples = 800, 10_000
     random = np.random.RandomState(0).randn(samples, 400)
     theirs = Nystroem(gamma=0.5 / 20.0**2, n_components=n, random_state=0).fit(random)
@@ -53,51 +52,50 @@ def extraction(rounds: int = 7) -> list[str]:
     pixels = load_digits().data
     trained = train(GaussianKernel(24.0), torch.tensor(pixels), n, AdaptiveSchedule(500))
     return [
-        f"{samples:,} points, n = {n}, Gaussian kernel; best of {rounds} in turn (wanted: at least 1.0). An extractor "
-        "computes in float32 where that changes no feature by more than 3e-6 of the largest, else in float64, unless "
-        "it is told; the type it chose is marked.",
+        f"{samples:,} points, n = {n}, Gaussian kernel; candidates run in turn, and the best of {rounds} rounds counts "
+        "(target: a speed-up of at least 1.0). By default an extractor computes in float32 if that changes no feature "
+        "by more than 3e-6 of the largest, otherwise in float64; the default dtype is marked.",
         "",
-        f"Random points of 400 features, landmarks as scikit-learn drew them: similarities of both `nystroem` features "
-        f"differ by {difference:.0e} at most.",
+        "Random points with 400 features and the landmarks that scikit-learn drew. Similarities of the `nystroem` "
+        f"features of both libraries differ by at most {difference:.0e}.",
         "",
         *race(network, random, 20.0, rounds),
         "",
-        "Digits of 64 pixels, a network trained on them with 500 updates; rounding in float32 alone, by either "
-        "library, changes features by about 1e-4 of the largest here.",
+        "Digits of 64 pixels, and a network trained on them with 500 updates. Here rounding in float32 changes "
+        "features by about 1e-4 of the largest, in either library.",
         "",
         *race(trained, np.tile(pixels, (6, 1))[:samples], 24.0, rounds),
     ]
 
 
 def race(network: KSMNetwork, x: np.ndarray, sigma: float, rounds: int) -> list[str]:
-    """Extraction in both precisions against scikit-learn, for input in both."""
-    chosen = {name: FeatureExtractor.from_network(network, name).W.dtype for name in ("neural", "nystroem")}
+    """Extraction in both dtypes compared with scikit-learn, for input in both dtypes."""
+    defaults = {name: FeatureExtractor.from_network(network, name).W.dtype for name in ("neural", "nystroem")}
     rows = []
     for kind in (np.float64, np.float32):
         data = x.astype(kind)
         reference = "scikit-learn's `Nystroem.transform`"
         drawn = Nystroem(gamma=0.5 / sigma**2, n_components=network.num_neurons, random_state=0).fit(data)
-        contestants = {reference: drawn.transform}
-        for name, default in chosen.items():
+        candidates = {reference: drawn.transform}
+        for name, default in defaults.items():
             for dtype in (torch.float32, torch.float64):
-                label = f"`FeatureExtractor.transform`, {name}, {str(dtype)[6:]}{' (its choice)' * (dtype == default)}"
-                contestants[label] = FeatureExtractor.from_network(network, name, dtype=dtype).transform
-        seconds = {name: float("inf") for name in contestants}
+                mark = " (default)" if dtype == default else ""
+                label = f"`FeatureExtractor.transform`, {name}, {str(dtype)[6:]}{mark}"
+                candidates[label] = FeatureExtractor.from_network(network, name, dtype=dtype).transform
+        seconds = dict.fromkeys(candidates, float("inf"))
         for _ in range(rounds):
-            for name, transform in contestants.items():
-                transform(data[:2000])  # the threads of the one before are still busy waiting for more
-                started = time.perf_counter()
-                transform(data)
-                seconds[name] = min(seconds[name], time.perf_counter() - started)
+            for name, transform in candidates.items():
+                transform(data[:2000])  # the threads of the previous candidate are still spinning
+                seconds[name] = min(seconds[name], seconds_of(partial(transform, data)))
         rows += [
-            f"| {np.dtype(kind).name} | {name} | {1000 * value:.0f} | {seconds[reference] / value:.2f} |"
+            (np.dtype(kind).name, name, f"{1000 * value:.0f}", f"{seconds[reference] / value:.2f}")
             for name, value in seconds.items()
         ]
-    return ["| input | | ms | times as fast |", "| --- | --- | --- | --- |", *rows]
+    return table(["input", "", "ms", "speed-up"], rows)
 
 
 def half_moons() -> list[str]:
-    """Everything after the import counts: making the pipeline, fitting it, scoring 1,600 fresh points."""
+    """The section about half moons. Times include creating the pipeline, fitting it and scoring 1,600 new points."""
     (x, labels), (fresh, truth) = (make_moons(1600, noise=0.1, random_state=seed) for seed in (0, 1))
     rows = []
     for sigma in (1.0, 0.3):
@@ -116,28 +114,25 @@ def half_moons() -> list[str]:
                 )
                 scores.append(make_pipeline(features, LogisticRegression()).fit(x, labels).score(fresh, truth))
                 seconds.append(time.perf_counter() - started)
-            rows.append(
-                f"| {sigma:g} | {readout} | {100 * np.mean(scores):.2f} ({100 * min(scores):.2f} to "
-                f"{100 * max(scores):.2f}) | {100 * exact:.2f} | {min(seconds):.2f} to {max(seconds):.2f} |"
-            )
+            score = f"{100 * np.mean(scores):.2f} ({100 * min(scores):.2f} to {100 * max(scores):.2f})"
+            time_range = f"{min(seconds):.2f} to {max(seconds):.2f}"
+            rows.append((f"{sigma:g}", readout, score, f"{100 * exact:.2f}", time_range))
     return [
-        "`Pipeline(KSMTransformer(n_components=16), LogisticRegression())` on 1,600 half moons, accuracy on 1,600 "
-        "fresh ones, 5 seeds; exact features span the whole kernel matrix (wanted: within 1 point, at most 3 s).",
+        "`Pipeline(KSMTransformer(n_components=16), LogisticRegression())` on 1,600 half moons, accuracy on 1,600 new "
+        "ones, 5 seeds. Exact features span the whole kernel matrix (target: within 1 point, at most 3 s).",
         "",
-        "| sigma | readout | accuracy in % | exact kernel features | seconds |",
-        "| --- | --- | --- | --- | --- |",
-        *rows,
+        *table(["sigma", "readout", "accuracy in %", "exact kernel features", "seconds"], rows),
     ]
 
 
 def digits() -> list[str]:
-    """Raw pixels, the classifier's defaults; sigma 24 is four standard deviations of the pixels."""
+    """The section about digits: raw pixels, default classifier. A sigma of 24 is four deviations of the pixels."""
     x, labels = load_digits(return_X_y=True)
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
     rows = []
     cases = [(n, sigma) for n in (50, 100, 200) for sigma in (16.0, 24.0, 36.0)]
     for n, sigma in tqdm(cases, desc="digits", unit="case"):
-        scores = {}
+        scores = []
         for name in ("Nystroem", *READOUTS):
             accuracies = []
             for seed in range(3):
@@ -148,20 +143,18 @@ def digits() -> list[str]:
                 )
                 pipeline = make_pipeline(features, LogisticRegression(max_iter=2000))
                 accuracies.append(cross_val_score(pipeline, x, labels, cv=folds).mean())
-            scores[name] = f"{100 * np.mean(accuracies):.2f} ± {100 * np.std(accuracies):.2f}"
-        rows.append(f"| {n} | {sigma:g} | {' | '.join(scores.values())} |")
+            scores.append(f"{100 * np.mean(accuracies):.2f} ± {100 * np.std(accuracies):.2f}")
+        rows.append((str(n), f"{sigma:g}", *scores))
     return [
-        "Accuracy in % of logistic regression on features of scikit-learn's digits (raw pixels), five-fold, mean and "
-        "deviation over 3 seeds; Gaussian kernel.",
+        "Accuracy in % of logistic regression on features of scikit-learn's digits (raw pixels) with a Gaussian "
+        "kernel: five folds, mean and standard deviation over 3 seeds.",
         "",
-        f"| n | sigma | `Nystroem` | {' | '.join(f'`KSMTransformer`, {name}' for name in READOUTS)} |",
-        "| --- | --- | --- | --- | --- | --- |",
-        *rows,
+        *table(["n", "sigma", "`Nystroem`", *(f"`KSMTransformer`, {name}" for name in READOUTS)], rows),
     ]
 
 
 def stream() -> list[str]:
-    """One sample at a time."""
+    """The section about streams."""
     x, _ = make_moons(1600, noise=0.1, random_state=0)
     kernel, points = GaussianKernel(0.3), torch.tensor(x)
     order = np.random.RandomState(0).randint(len(x), size=16_000)
@@ -174,14 +167,13 @@ def stream() -> list[str]:
                 transformer.partial_fit(x[index : index + 1])
             seen = target
             error = float(kernel_nrmse(kernel, points, torch.tensor(transformer.transform(x)))[0])
-            rows.append(f"| {n} | {target:,} | {error:.3f} | {1000 * (time.perf_counter() - started) / seen:.2f} |")
+            milliseconds = 1000 * (time.perf_counter() - started) / seen
+            rows.append((str(n), f"{target:,}", f"{error:.3f}", f"{milliseconds:.2f}"))
     return [
-        "`KSMTransformer.partial_fit` with one sample at a time, half moons, sigma 0.3; kernel NRMSE of the network's "
-        "own responses (`fit` reaches 0.176 with 16 neurons and 0.140 with 64).",
+        "`KSMTransformer.partial_fit` with one sample at a time on half moons, sigma 0.3. The kernel NRMSE is that of "
+        "the network's own responses (`fit` reaches 0.176 with 16 neurons and 0.140 with 64).",
         "",
-        "| n | samples | NRMSE | ms a sample |",
-        "| --- | --- | --- | --- |",
-        *rows,
+        *table(["n", "samples", "NRMSE", "ms per sample"], rows),
     ]
 
 
@@ -190,22 +182,14 @@ PARTS = {"extraction": extraction, "half_moons": half_moons, "digits": digits, "
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to measure")
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("REUSE.md"))
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to measure. Default: all")
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("REUSE.md"), help="result file")
     options = parser.parse_args()
-    old = options.output.read_text() if options.output.exists() else ""
-    sections = []
-    for name, measure in PARTS.items():
-        text = "\n".join(measure()) if name in options.only else old.partition(f"## {name}\n")[2].partition("\n## ")[0]
-        if text.strip():
-            sections.append(f"## {name}\n\n{text.strip()}\n")
-    head = (
-        f"# Reuse\n\n{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, Python "
-        f"{platform.python_version()}, torch {torch.__version__}, scikit-learn {sklearn.__version__}. Made by "
-        "`scripts/benchmark/reuse.py`.\n\n"
-    )
-    write_text(options.output, head + "\n".join(sections))
-    print("\n".join(sections))
+    versions = machine(f"{torch.get_num_threads()} threads", scikit_learn=sklearn.__version__)
+    head = f"# Use of trained networks\n\n{versions}. Written by `scripts/benchmark/reuse.py`."
+    for name in options.only:
+        write_sections(options.output, head, {part: part for part in PARTS}, {name: PARTS[name]()})
+    print(options.output.read_text())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the exact solution of the bound says about the paper's network on half moons; not a figure of the paper.
+"""The paper's half-moons network compared with the exact solution of the bound; not a figure of the paper.
 
 .venv/bin/python scripts/reproduce/exact_solution.py     a minute on two cores, after half_moons_matching.py
 """
@@ -7,7 +7,8 @@ import contextlib
 
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script, many
+from comparisons import where
+from figure_script import Arrays, Claim, Script, Workspace, many
 from half_moons_matching import SCRIPT as MATCHING
 from half_moons_overview import KERNEL, moons, paper_network
 from matplotlib.figure import Figure
@@ -22,26 +23,25 @@ from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.network.readout import read_out
 
 SIZES = (16, 32, 64)
-# Steps of L in units of the largest that should be stable.
+# Steps of L in units of the largest stable step, as predicted.
 STEPS = (0.5, 0.9, 0.98, 1.05, 1.3)
 ROUNDS = 600
 
 
 def exact_inner(network: KSMNetwork, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """``B = <b b^T>`` of a network, and the L and bound that belong to it."""
-    total, count = similarity_moment(network.kernel, [x], network.W.detach())
-    q = network.q.detach().double()
-    B = q[:, None] * total * q / count
-    found = solve_inner(B, network.kernel.diag(network.W.detach()), q, network.ridge)
+    """``B = <b b^T>`` of a network, its exact L and the bound."""
+    W, q = network.W.detach(), network.q.detach()
+    B = similarity_moment(network.kernel, [x], W).of_drive(q)
+    found = solve_inner(B, network.kernel.diag(W), q, network.ridge)
     return B, found.L, float(found.bound)
 
 
 def largest_step(L: torch.Tensor, ridge: float) -> float:
-    """The part of the way to C that L can go at once without running away from its maximum.
+    """The largest fraction of the way to C that L can move per step without leaving its maximum.
 
-    Near the maximum a change of L between its eigenvectors i and j is multiplied by
-    ``1 - step (1 + l_i / (l_j + ridge) + l_j / (l_i + ridge))``; along an eigenvector the bracket is 3, and more
-    between two whose eigenvalues differ.
+    Near the maximum, one step multiplies a change of L between its eigenvectors i and j by
+    ``1 - step (1 + l_i / (l_j + ridge) + l_j / (l_i + ridge))``. The bracket is 3 along an eigenvector, and larger
+    between two with different eigenvalues.
     """
     values = torch.linalg.eigvalsh(L)
     ratio = values[:, None] / (values + ridge)
@@ -49,7 +49,7 @@ def largest_step(L: torch.Tensor, ridge: float) -> float:
 
 
 def distances(B: torch.Tensor, L: torch.Tensor, ridge: float, step: float) -> np.ndarray:
-    """How far L is from its maximum while it goes a part ``step`` of the way to C, all data at once."""
+    """Distance of L from its maximum while it moves a fraction ``step`` of the way to C, with all data at once."""
     eye = torch.eye(len(B), dtype=torch.float64)
     noise = torch.randn(len(B), len(B), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     at = L + 1e-6 * torch.linalg.norm(L) * (noise + noise.mT) / torch.linalg.norm(noise + noise.mT)
@@ -63,7 +63,7 @@ def distances(B: torch.Tensor, L: torch.Tensor, ridge: float, step: float) -> np
 
 
 def concavity(B: torch.Tensor, L: torch.Tensor, ridge: float) -> float:
-    """The least of ``g(middle) - mean of g(ends)`` over random pairs of L, with y minimised out; above 0 if concave."""
+    """Smallest ``g(midpoint) - mean of g(ends)`` over random pairs of L, with y minimised out; positive if concave."""
     generator = torch.Generator().manual_seed(0)
     eye = torch.eye(len(L), dtype=torch.float64)
 
@@ -79,7 +79,7 @@ def concavity(B: torch.Tensor, L: torch.Tensor, ridge: float) -> float:
 
 
 def identities(network: KSMNetwork, x: torch.Tensor) -> dict[str, float]:
-    """The paper's inequality, its dynamics and its inhibition, in numbers."""
+    """The paper's inequality, dynamics and inhibition in numbers."""
     y = network(x).double()
     F, k = KERNEL(x.double(), x.double()), KERNEL(x.double(), network.W.detach().double())
     q = network.q.detach().double()
@@ -121,7 +121,7 @@ RATES = ((0.01, 0.1), (0.03, 0.1), (0.1, 0.1), (0.3, 0.1), (0.01, 0.001), (0.01,
 
 
 def rates(x: torch.Tensor, updates: int) -> np.ndarray:
-    """Errors (rates, seeds) after some updates at constant rates of W and q, and of L; NaN where they diverge."""
+    """Errors (rates, seeds) after updates with constant rates; NaN where they diverge."""
     found = np.full((len(RATES), 3), np.nan)
     for row, (eta, eta_l) in enumerate(RATES):
         for seed in range(3):
@@ -133,7 +133,7 @@ def rates(x: torch.Tensor, updates: int) -> np.ndarray:
 
 
 def early(x: torch.Tensor, updates: int) -> np.ndarray:
-    """Least gain over time with the rescaled rule, and the error at the end of both rules: (gains, rescaled, plain)."""
+    """Median gain over time with the rescaled rule, and the final errors of both rules: (gains, rescaled, plain)."""
     gains, errors = [], []
     for is_rescaled in (True, False):
         generator = torch.Generator().manual_seed(0)
@@ -151,13 +151,13 @@ def early(x: torch.Tensor, updates: int) -> np.ndarray:
     return np.array([*gains[:: max(len(gains) // 10, 1)][:10], *errors])
 
 
-def compute(place: Place) -> Arrays:
-    """The paper's networks before and after L is made exact, and the step that L can take."""
+def compute(workspace: Workspace) -> Arrays:
+    """The paper's networks before and after L is set to its exact value, and the steps that L can take."""
     x = moons().train_points.data
     assert isinstance(x, torch.Tensor)
     arrays: Arrays = {}
-    for n in SIZES[:1] if place.quick else SIZES:
-        network = paper_network(place, n).fit(x).network_
+    for n in SIZES[:1] if workspace.is_quick else SIZES:
+        network = paper_network(workspace, n).fit(x).network_
         B, L, bound = exact_inner(network, x)
         online = read_out(network, "neural", x)
         noise = float(torch.linalg.norm(network.L.detach() - L) / torch.linalg.norm(L))
@@ -170,14 +170,14 @@ def compute(place: Place) -> Arrays:
             network.L.copy_(L)
         errors = kernel_nrmse(KERNEL, x, online, read_out(network, "neural", x), read_out(network, "nystroem", x))
         arrays[f"{n}"] = np.array([noise, bound, *errors.tolist()])
-    updates = 200 if place.quick else 2500
+    updates = 200 if workspace.is_quick else 2500
     arrays |= {"rates": rates(x, updates), "early": early(x, updates)}
-    curves = MATCHING.results(place)
+    curves = MATCHING.results(workspace)
     return arrays | {key: value for key, value in curves.items() if key.startswith("exact/")}
 
 
 def draw(arrays: Arrays) -> dict[str, Figure]:
-    """Errors with the noisy and the exact L beside the exact minimum; convergence of L by its step."""
+    """Draw errors with the trained L, with the exact L and at the exact minimum, and the convergence of L by step."""
     figure = figures.new_figure(11.5, 4.4, columns=2)
     axes = figure.add_subplot(1, 2, 1)
     sizes = [n for n in SIZES if str(n) in arrays]
@@ -188,25 +188,26 @@ def draw(arrays: Arrays) -> dict[str, Figure]:
         "Nystroem on the paper's W": [arrays[str(n)][4] for n in sizes],
         "Nystroem on the exact W": [arrays[f"exact/{n}"][2] for n in sizes],
     }
-    places = np.arange(len(sizes))
+    positions = np.arange(len(sizes))
     colours = ("#7a1015", "#d81f2a", "#f08a90", "#1f4fd8", "#8fb0f0")
     for index, ((name, values), colour) in enumerate(zip(columns.items(), colours, strict=True)):
-        axes.bar(places + 0.16 * (index - 2), values, 0.15, label=name, color=colour)
-    axes.set(xlabel="neurons $n$", ylabel="kernel NRMSE", title="Half moons: what the bound costs", ylim=(0, 0.38))
-    axes.set_xticks(places, [str(n) for n in sizes])
+        axes.bar(positions + 0.16 * (index - 2), values, 0.15, label=name, color=colour)
+    axes.set(xlabel="neurons $n$", ylabel="kernel NRMSE", title="Half moons: error due to the bound", ylim=(0, 0.38))
+    axes.set_xticks(positions, [str(n) for n in sizes])
     axes.legend(fontsize=7.5, loc="upper left", ncol=2)
     axes = figure.add_subplot(1, 2, 2)
     largest = float(arrays["largest"][0])
     colours = ("0.7", "0.45", "black", "#d81f2a", "#f08a90")
     for step, values, colour in zip(STEPS, arrays["steps"], colours, strict=True):
         axes.plot(np.clip(values, 1e-14, 1e2), color=colour, label=f"step {step * largest:.3f}")
-    axes.set(xlabel="round", ylabel="|L - exact L| / |exact L|", yscale="log", ylim=(1e-15, 1e2))
-    axes.set_title(f"L goes a part of the way to C: stable below {largest:.3f}")
+    axes.set(xlabel="step", ylabel="|L - exact L| / |exact L|", yscale="log", ylim=(1e-15, 1e2))
+    axes.set_title(f"Steps of L towards C: stable below {largest:.3f}")
     axes.legend(fontsize=8, loc="center right")
     return {"exact_solution": figure}
 
 
 def claims(arrays: Arrays) -> list[Claim]:
+    """Statements about the bound, the rules and their convergence."""
     sizes = [n for n in SIZES if str(n) in arrays]
     noise, online, exact_l = ([arrays[str(n)][column] for n in sizes] for column in (0, 2, 3))
     minimum, on_minimum = ([arrays[f"exact/{n}"][column] for n in sizes] for column in (1, 2))
@@ -215,92 +216,93 @@ def claims(arrays: Arrays) -> list[Claim]:
     as_predicted = bool((grew == (np.array(STEPS) > 1)).all())
     identity = {name.partition("/")[2]: float(value) for name, value in arrays.items() if name.startswith("identity/")}
 
-    names = f"n = {', '.join(map(str, sizes))}"
+    names = where(sizes)
     return [
         Claim(
             "the inequality of Theorem 1, for every neuron",
-            f"left minus right, least over 16 trained neurons: {identity['slack']:.2e} of the mean left side",
+            f"smallest left side minus right side of 16 trained neurons: {identity['slack']:.2e} of the mean left side",
             identity["slack"] >= 0,
         ),
         Claim(
             "at the best q the bound is a rank-1 Nystroem approximation",
             f"largest difference of both sides: {identity['rank_one']:.1e}",
             identity["rank_one"] < 1e-9,
-            "With q = <y f(x, w)> / f(w, w); the appendix prints it without the 1/T.",
+            "For q = <y f(x, w)> / f(w, w). The paper's appendix omits the factor 1/T.",
         ),
         Claim(
             "the order of y and L can be swapped (strong min-max property)",
-            "the energy with L maximised out at the responses of the saddle point differs from J by "
+            "relative difference between J and the energy with L maximised out, at the responses of the saddle point: "
             f"{identity['order']:.1e}",
             identity["order"] < 1e-6,
         ),
         Claim(
             "feature learning naturally led to sparse responses, unlike random features",
-            f"responses below a tenth of a feature's largest: {100 * identity['small']:.0f} %, of random Fourier "
-            f"features {100 * identity['small_fourier']:.0f} %",
+            f"responses below a tenth of the neuron's largest: {100 * identity['small']:.0f} %; random Fourier "
+            f"features: {100 * identity['small_fourier']:.0f} %",
             identity["small"] > 2 * identity["small_fourier"],
         ),
         Claim(
             "q often shrinks quickly early in training; rescaling the updates of w improved training times",
-            f"median q from 1 to {arrays['early'][1]:.2f} within a tenth of 2,500 updates; error then "
+            f"the median q falls from 1 to {arrays['early'][1]:.2f} within a tenth of 2,500 updates; final error "
             f"{arrays['early'][10]:.3f} with the rescaled rule, {arrays['early'][11]:.3f} without",
             bool(arrays["early"][1] < 0.5 and arrays["early"][10] < arrays["early"][11]),
         ),
         Claim(
             "no convergence when eta_w/eta_l or eta_q/eta_l are large; convergence is quite sensitive to the rates",
-            "median error after 2,500 updates, eta_w = eta_q / eta_l: "
+            "median error after 2,500 updates by (eta_w = eta_q, eta_l): "
             + ", ".join(
-                f"{eta:g} / {eta_l:g} {'diverged' if np.isnan(middle) else f'{middle:.2f}'}"
+                f"({eta:g}, {eta_l:g}) {'diverged' if np.isnan(middle) else f'{middle:.2f}'}"
                 for (eta, eta_l), middle in zip(RATES, np.median(arrays["rates"], axis=1), strict=True)
             ),
             bool(np.nan_to_num(np.median(arrays["rates"], axis=1), nan=9.0)[2:5].min() > 0.4),
         ),
         Claim(
             "the recurrent dynamics settle at the closed-form response",
-            f"largest difference {identity['dynamics']:.1e} of the largest response",
+            f"largest difference, relative to the largest response: {identity['dynamics']:.1e}",
             identity["dynamics"] < 1e-5,
         ),
         Claim(
             "all-to-all inhibition between neurons",
-            f"{100 * identity['inhibitory']:.0f} % of the lateral weights are positive, that is inhibitory",
+            f"{100 * identity['inhibitory']:.0f} % of the lateral weights are positive, which means inhibitory",
             None if identity["inhibitory"] < 0.95 else True,
-            "Nothing keeps L from being negative between neurons whose responses are anti-correlated: those excite.",
+            "L becomes negative between neurons with anti-correlated responses, which excite each other.",
         ),
         Claim(
             "inhibition grows as the correlation between neurons grows",
-            f"correlation of L_ij with <y_i y_j> over pairs: {identity['correlation']:.4f}",
+            f"correlation between L_ij and <y_i y_j> over pairs: {identity['correlation']:.4f}",
             identity["correlation"] > 0.95,
         ),
         Claim(
             "learned landmarks are in general not equal to any input",
-            f"the nearest of 16 is {identity['to_data']:.4f} sigma from a data point",
+            f"smallest distance between 16 landmarks and the data: {identity['to_data']:.4f} sigma",
             identity["to_data"] > 1e-4,
         ),
         Claim(
-            "if the objective were concave in L, slower W and q would let it converge; left for future work",
-            f"it is, once y is minimised out (midpoint above the mean of ends by at least {gap:.1e} in 200 random "
-            f"pairs), and its maximum has a closed form. The paper's L ends {many(noise, 3)} of its norm away "
+            "if the objective were concave in L, slower W and q would make it converge; left for future work",
+            f"it is concave once y is minimised out (midpoint above the mean of the ends by at least {gap:.1e} in 200 "
+            f"random pairs), and its maximum has a closed form. The paper's L ends {many(noise, 3)} of its norm away "
             f"({names}). J at n = 16: {arrays['16'][1]:.5f} for the paper's W and q, {arrays['exact/16'][0]:.5f} at "
             "its minimum",
             bool(gap > 0),
-            "`ksm_lightning/exact.py` has the closed form.",
+            "The closed form is in `ksm_lightning/learning/exact.py`.",
         ),
         Claim(
-            "what rate ratio is too large is an empirical question",
-            "for L alone it can be said: it may go less than 2 / (1 + max(l_i/(l_j + ridge) + l_j/(l_i + ridge))) of "
-            f"the way to C at once, {largest:.3f} for these eigenvalues; tried "
-            f"{many([step * largest for step in STEPS], 3)}, of which {int((~grew).sum())} converge",
+            "which rate ratio is too large is an empirical question",
+            "for L alone it can be predicted: a step towards C must be smaller than "
+            f"2 / (1 + max(l_i/(l_j + ridge) + l_j/(l_i + ridge))), which is {largest:.3f} for these eigenvalues; of "
+            f"the steps {many([step * largest for step in STEPS], 3)}, {int((~grew).sum())} converge",
             as_predicted,
-            "2/3 if all eigenvalues were equal. With batches C is noisy, and the step must shrink like batch / n.",
+            "The limit is 2/3 if all eigenvalues are equal. With batches C is noisy, and the step must decrease like "
+            "batch / n.",
         ),
         Claim(
-            "that the error stops falling with n may be related to unstable convergence",
+            "unstable convergence may be the reason why the error stops falling with n",
             f"{names}: the paper's schedule {many(online, 3)}; with the exact L for its W and q {many(exact_l, 3)}; at "
             f"the exact minimum of J {many(minimum, 3)}; Nystroem on the landmarks of that minimum "
             f"{many(on_minimum, 3)}",
             None,
-            "In part: the noise of L adds to it. What is left is the bound's, and neither the optimiser's nor the "
-            "landmarks'.",
+            "The noise of L is a part of the error. The rest comes from the bound, not from the optimisation or the "
+            "landmarks.",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""What the figure scripts share: results in files, pictures drawn from them, claims of the paper with our numbers."""
+"""What the figure scripts share: stored results, figures drawn from them, and statements of the paper."""
 
 import argparse
 import inspect
@@ -6,64 +6,55 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
 from ksm_lightning import figures
-from ksm_lightning.baselines import METHODS
-from ksm_lightning.baselines.comparison import Comparison
-from ksm_lightning.baselines.tables import Row, Summary, summarise
 from ksm_lightning.data import CroppedMNISTDataModule
 from ksm_lightning.files import draft_of, write_png
-from ksm_lightning.kernels import Kernel
+from ksm_lightning.learning import PaperPhases, Phase
+from ksm_lightning.learning.schedule import NAMED_PHASES
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = Path(__file__).parent / "figures"
-# The authors' released notebook trains with these; the paper's text says 10,000 and 5,000 after the warm-up.
-MNIST_PHASES = [
-    {"updates": 1000, "eta_w": 0.01, "eta_q": 0.0, "eta_l": 0.1, "kernel_params": {"alpha": 1}},
-    {"updates": 5000, "eta_w": 0.001, "eta_q": 0.0, "eta_l": 0.01},
-    {"updates": 5000, "eta_w": 0.0001, "eta_q": 0.0, "eta_l": 0.001},
-]
 Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run keeps its results, and how large it is."""
+class Workspace:
+    """Where results are stored, and whether they are small."""
 
-    quick: bool = False
-    """A small version of everything, which shows that it works and nothing else."""
+    is_quick: bool = False
+    """Whether everything is computed in a small version, as a check of the code."""
 
     @property
     def folder(self) -> Path:
-        """Results, which are not computed twice."""
-        return ROOT / "runs" / ("reproduce_quick" if self.quick else "reproduce")
+        """Folder of the stored results."""
+        return ROOT / "runs" / ("reproduce_quick" if self.is_quick else "reproduce")
 
     @property
     def pictures(self) -> Path:
-        """Figures; those of a quick run stay out of the repository."""
-        return self.folder / "figures" if self.quick else PICTURES
+        """Folder of the figures. Those of a quick run stay outside the repository."""
+        return self.folder / "figures" if self.is_quick else PICTURES
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A measurable sentence of the paper beside what was measured here."""
+    """A measurable statement of the paper and what was measured here."""
 
-    words: str
-    """The paper's, in short."""
-    ours: str
+    statement: str
+    """The statement, shortened."""
+    measured: str
     """Our numbers."""
     holds: bool | None
-    """None where it holds in part: for some sizes or seeds, or as far as the row says."""
-    why: str = ""
-    """Where it does not hold, the reason; else what is worth knowing."""
+    """None if it holds in part: for some sizes or seeds, or as far as the row says."""
+    remark: str = ""
+    """The reason why it does not hold, or other information."""
 
 
 @dataclass(frozen=True)
@@ -71,61 +62,64 @@ class Script:
     """One figure of the paper."""
 
     name: str
-    compute: Callable[[Place], Arrays]
+    compute: Callable[[Workspace], Arrays]
     draw: Callable[[Arrays], dict[str, Figure]]
     claims: Callable[[Arrays], list[Claim]]
     minutes: float
-    """On two cores, after what other scripts have trained already."""
+    """Time on two cores, given the networks that other scripts have trained."""
     needs_mnist: bool = False
 
-    def path(self, place: Place) -> Path:
-        """The file with its results."""
-        return place.folder / f"{self.name}.npz"
+    def path(self, workspace: Workspace) -> Path:
+        """The file of its results."""
+        return workspace.folder / f"{self.name}.npz"
 
-    def results(self, place: Place) -> Arrays:
-        """What was computed; it is computed now unless it is in a file."""
-        path = self.path(place)
+    def results(self, workspace: Workspace) -> Arrays:
+        """The stored results. They are computed first if they are missing."""
+        path = self.path(workspace)
         if not path.exists():
-            save(path, self.compute(place))
+            save(path, self.compute(workspace))
         return load(path)
 
-    def run(self, place: Place) -> Arrays:
-        """Compute what is not in a file yet, then draw; returns the results."""
-        arrays = self.results(place)
+    def run(self, workspace: Workspace) -> Arrays:
+        """Compute missing results and draw the figures; returns the results."""
+        arrays = self.results(workspace)
         for name, figure in self.draw(arrays).items():
-            picture = place.pictures / f"{name}.png"
+            picture = workspace.pictures / f"{name}.png"
             write_png(picture, figures.render(figure))
             print(f"Figure: {picture}")
         return arrays
 
     def main(self) -> None:
-        """The command line of the script."""
+        """Run the command line of the script."""
         doc = inspect.getdoc(sys.modules["__main__"]) or ""
         parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-        parser.add_argument("--quick", action="store_true", help="a small version; its figures go to runs/")
-        parser.add_argument("--again", action="store_true", help="compute again what is in a file already")
+        parser.add_argument("--quick", action="store_true", help="a small version; its figures are written to runs/")
+        parser.add_argument("--again", action="store_true", help="recompute stored results")
         options = parser.parse_args()
-        place = Place(options.quick)
+        workspace = Workspace(options.quick)
         try:
             if options.again:
-                self.path(place).unlink(missing_ok=True)
-                shutil.rmtree(place.folder / f"{self.name}_pieces", ignore_errors=True)
-            arrays = self.run(place)
+                self.path(workspace).unlink(missing_ok=True)
+                shutil.rmtree(workspace.folder / f"{self.name}_pieces", ignore_errors=True)
+            arrays = self.run(workspace)
         except (ValueError, OSError, FloatingPointError) as error:
             sys.exit(f"{self.name}: error: {' '.join(str(error).split())}")
         for claim in self.claims(arrays):
             verdict = {True: "holds", False: "does not hold", None: "holds in part"}[claim.holds]
-            print(f"- {claim.words}: {claim.ours} ({verdict})")
+            print(f"- {claim.statement}: {claim.measured} ({verdict})")
+
+
+# ---------------------------------------------------------------------- stored results
 
 
 def save(path: Path, arrays: Arrays) -> None:
-    """Results of a computation, whole or not at all."""
+    """Write results to a file, completely or not at all."""
     with draft_of(path) as draft, draft.open("wb") as file:
         np.savez_compressed(file, **arrays)
 
 
 def load(path: Path) -> Arrays:
-    """What :func:`save` wrote.
+    """Read results that :func:`save` wrote.
 
     Raises:
         ValueError: If the file is damaged.
@@ -134,101 +128,62 @@ def load(path: Path) -> Arrays:
         with path.open("rb") as file, np.load(file) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (zipfile.BadZipFile, EOFError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: remove it, and it is computed again.") from error
+        raise ValueError(f"{path} is damaged: delete it to compute it again.") from error
 
 
-def mnist_points(place: Place) -> torch.Tensor:
-    """Standardised digits (samples, 400), all 70,000; some of them in a quick run."""
-    x = CroppedMNISTDataModule().train_points.data
-    assert isinstance(x, torch.Tensor)
-    return x[:: len(x) // 1500] if place.quick else x
-
-
-def piece(place: Place, script: str, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """A part of a script's results, in a file of its own: a script that was interrupted goes on where it stopped."""
-    path = place.folder / f"{script}_pieces" / f"{name}.npz"
+def piece(workspace: Workspace, script: str, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """A part of a script's results in its own file, so that an interrupted script continues where it stopped."""
+    path = workspace.folder / f"{script}_pieces" / f"{name}.npz"
     if not path.exists():
         save(path, {"piece": make()})
     return load(path)["piece"]
 
 
-def run_comparison(
-    place: Place, name: str, kernel: Kernel, x: torch.Tensor, sizes: Sequence[int], **options: Any
-) -> Arrays:  # fmt: skip
-    """A comparison in a folder of its own, which goes on where it stopped; errors of the seeds as ``name/method/n``."""
-    with tqdm(desc=name, unit="n") as bar:
-
-        def on_step(text: str, done: int, total: int) -> None:
-            bar.total = total
-            bar.set_postfix_str(text, refresh=False)
-            bar.update(done - bar.n)
-
-        rows = Comparison(kernel, x, place.folder / name, sizes, on_step=on_step, **options).run()
-    errors: dict[str, list[float]] = {}
-    for row in rows:
-        errors.setdefault(f"{name}/{row.method}/{row.n}", []).append(row.nrmse)
-    return {key: np.array(values) for key, values in errors.items()}
+# ---------------------------------------------------------------------- data and schedules
 
 
-def entries_of(arrays: Arrays, name: str) -> dict[str, dict[int, Summary]]:
-    """Summaries of a comparison by method and n."""
-    rows = [
-        Row(method, int(n), seed, float(error), 0.0)
-        for key, values in arrays.items()
-        for its_name, method, n in ([*key.split("/"), "", ""][:3],)
-        if its_name == name
-        for seed, error in enumerate(values)
-    ]
-    found: dict[str, dict[int, Summary]] = {}
-    for entry in summarise(rows):
-        found.setdefault(entry.method, {})[entry.n] = entry
-    return found
+def mnist_points(workspace: Workspace) -> torch.Tensor:
+    """All 70,000 standardised digits (samples, 400), or about 1,500 of them in a quick run."""
+    x = CroppedMNISTDataModule().train_points.data
+    assert isinstance(x, torch.Tensor)
+    return x[:: len(x) // 1500] if workspace.is_quick else x
 
 
-def failures(arrays: Arrays, name: str, method: str = "ksm") -> tuple[int, int]:
-    """Runs of a comparison that diverged, or ended worse than no features at all, and all runs."""
-    errors = np.concatenate([values for key, values in arrays.items() if key.startswith(f"{name}/{method}/")])
-    return int((~(errors <= 1)).sum()), len(errors)
+def named_phases(workspace: Workspace, name: PaperPhases) -> list[Phase]:
+    """Phases by name; a quick run has 200 updates per phase."""
+    return [replace(phase, updates=200) if workspace.is_quick else phase for phase in NAMED_PHASES[name]]
+
+
+# ---------------------------------------------------------------------- texts and panels
 
 
 def extent_of(found: Sequence[Any], wanted: Sequence[Any]) -> bool | None:
-    """Whether a claim holds for all that it is about, for none, or in part."""
+    """True if a statement holds for all cases, None for some, False for none."""
     return True if len(found) == len(wanted) else None if found else False
 
 
-def curves_of(arrays: Arrays, name: str, methods: Sequence[str] = tuple(METHODS)) -> dict[str, figures.Curve]:
-    """The same as curves to draw."""
-    found = entries_of(arrays, name)
-    return {method: figures.curve(list(found[method].values())) for method in methods if method in found}
-
-
 def many(values: Iterable[float], digits: int) -> str:
-    """StepSizes, for people."""
+    """Numbers with a fixed number of digits, separated by commas."""
     return ", ".join(f"{value:.{digits}f}" for value in values)
 
 
-def where(sizes: Sequence[int]) -> str:
-    """StepSizes of features, for people."""
-    return f"n = {', '.join(map(str, sizes))}" if sizes else "no n"
-
-
 def percent(value: float) -> str:
-    """A share, for people."""
+    """A fraction in percent."""
     return f"{100 * value:.1f} %"
 
 
 def panel_letter(axes: Any, letter: str) -> None:
-    """The paper's letter of a panel, before its title."""
+    """Put the paper's letter of a panel before its title."""
     axes.set_title(f"({letter}) {axes.get_title()}")
 
 
 def image_rows(images: dict[str, np.ndarray], title: str) -> Figure:
-    """Vectors as small square images, a block of them for each name, side by side."""
+    """Vectors as small square images, one block per name, side by side."""
     figure = figures.new_figure(4 * len(images), 3.6, columns=len(images))
     figure.subplots_adjust(0.01, 0.01, 0.99, 0.84, wspace=0.04)
-    for place, (name, vectors) in enumerate(images.items(), start=1):
+    for index, (name, vectors) in enumerate(images.items(), start=1):
         side = round(vectors.shape[1] ** 0.5)
-        axes = figure.add_subplot(1, len(images), place)
+        axes = figure.add_subplot(1, len(images), index)
         figures.image_grid_panel(axes, vectors, (side, side), name)
     figure.suptitle(title)
     return figure

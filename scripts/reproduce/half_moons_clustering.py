@@ -1,4 +1,4 @@
-"""KMeans on half moons and on their representations, and when it finds the moons (the paper's Fig. 4).
+"""KMeans on half moons and on their representations, and the conditions for success (the paper's Fig. 4).
 
 .venv/bin/python scripts/reproduce/half_moons_clustering.py     ten minutes on two cores
 """
@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script, panel_letter, percent, piece
+from figure_script import Arrays, Claim, Script, Workspace, panel_letter, percent, piece
 from half_moons_overview import KERNEL, moons, paper_network
 from matplotlib.figure import Figure
 from tqdm import tqdm
@@ -32,27 +32,27 @@ COLOURS = np.array(["#1f77b4", "#e08a00"])
 
 
 def clustering(y: torch.Tensor, labels: torch.Tensor, starts: int) -> tuple[float, float]:
-    """Accuracy of the clustering of least energy out of many starts, and the best accuracy of any of them."""
+    """Accuracy of the start with the lowest energy, and the best accuracy of any start."""
     runs = [kmeans(y, 2, seed=seed) for seed in range(starts)]
     scores = [matched_accuracy(run.assignment, labels) for run in runs]
     least = min(range(starts), key=lambda run: runs[run].energy)
     return scores[least], max(scores)
 
 
-def base_row(place: Place, seed: int) -> np.ndarray:
-    """Accuracies of one seed of data, start and batches, with the paper's schedule and with ours."""
-    starts = 5 if place.quick else STARTS
+def base_row(workspace: Workspace, seed: int) -> np.ndarray:
+    """Accuracies for one seed of data, start and batches, with the paper's and the adaptive schedule."""
+    starts = 5 if workspace.is_quick else STARTS
     data = moons(seed)
     x, labels = data.train_points.data, data.train_labels
     fits = {
-        "paper": paper_network(place, 16, seed).fit(x),
-        "ours": SimilarityMatching(KERNEL, 16, updates=100 if place.quick else UPDATES, seed=seed).fit(x),
+        "paper": paper_network(workspace, 16, seed).fit(x),
+        "adaptive": SimilarityMatching(KERNEL, 16, updates=100 if workspace.is_quick else UPDATES, seed=seed).fit(x),
     }
     exact = KernelPCA(KERNEL, 100).fit_transform(x)
     row = [*clustering(x, labels, starts), *clustering(exact, labels, starts)]
     for fitted in fits.values():
         row += clustering(fitted.transform(x), labels, starts)
-    row += clustering(fits["ours"].features(x, "nystroem"), labels, starts)
+    row += clustering(fits["adaptive"].features(x, "nystroem"), labels, starts)
     sets = data.probe_sets()
     assert sets is not None
     for encode in (lambda x: x, fits["paper"].transform):
@@ -60,41 +60,41 @@ def base_row(place: Place, seed: int) -> np.ndarray:
     return np.array(row)
 
 
-def swept(place: Place, name: str, value: float) -> np.ndarray:
-    """Accuracies with one condition changed: (seeds, readouts and exact kernel)."""
+def swept(workspace: Workspace, name: str, value: float) -> np.ndarray:
+    """Accuracies (seeds, readouts and exact kernel) with one condition changed."""
     setting = {**BASE, name: value}
     kernel = GaussianKernel(setting["sigma"])
-    found = np.zeros((1 if place.quick else SWEPT_SEEDS, len(READOUTS) + 1))
+    found = np.zeros((1 if workspace.is_quick else SWEPT_SEEDS, len(READOUTS) + 1))
     for seed in range(len(found)):
         data = moons(seed, setting["noise"])
         x, labels = data.train_points.data, data.train_labels
-        updates = 100 if place.quick else UPDATES
+        updates = 100 if workspace.is_quick else UPDATES
         fitted = SimilarityMatching(kernel, int(setting["n"]), updates=updates, seed=seed).fit(x)
         features = [fitted.features(x, readout) for readout in READOUTS]
         features.append(KernelPCA(kernel, 100).fit_transform(x))
         for column, y in enumerate(features):
-            clusters = kmeans(y, 2, starts=5 if place.quick else STARTS)
+            clusters = kmeans(y, 2, starts=5 if workspace.is_quick else STARTS)
             found[seed, column] = matched_accuracy(clusters.assignment, labels)
     return found
 
 
-def compute(place: Place) -> Arrays:
-    """Both, and what the panels show of the first seed."""
+def compute(workspace: Workspace) -> Arrays:
+    """Accuracies for all seeds and conditions, and the panels of the first seed."""
     data = moons()
     x, labels = data.train_points.data, data.train_labels
-    y = paper_network(place, 16).fit(x).transform(x)
+    y = paper_network(workspace, 16).fit(x).transform(x)
     arrays = {
         "x": x.numpy(), "y": y.numpy(), "labels": labels.numpy(),
         "clusters_x": kmeans(x, 2, starts=STARTS).assignment.numpy(),
         "clusters_y": kmeans(y, 2, starts=STARTS).assignment.numpy(),
     }  # fmt: skip
-    seeds = tqdm(range(1 if place.quick else SEEDS), desc="seeds")
-    rows = [piece(place, NAME, f"seed_{seed}", partial(base_row, place, seed)) for seed in seeds]
+    seeds = tqdm(range(1 if workspace.is_quick else SEEDS), desc="seeds")
+    rows = [piece(workspace, NAME, f"seed_{seed}", partial(base_row, workspace, seed)) for seed in seeds]
     arrays["base"] = np.stack(rows)
     for name, values in SWEEPS.items():
-        chosen = values[2:4] if place.quick else values
+        chosen = values[2:4] if workspace.is_quick else values
         rows = [
-            piece(place, NAME, f"{name}_{value:g}", partial(swept, place, name, value))
+            piece(workspace, NAME, f"{name}_{value:g}", partial(swept, workspace, name, value))
             for value in tqdm(chosen, desc=name)
         ]
         arrays[f"sweep_{name}"], arrays[f"values_{name}"] = np.stack(rows), np.array(chosen, dtype=float)
@@ -102,12 +102,12 @@ def compute(place: Place) -> Arrays:
 
 
 def draw(arrays: Arrays) -> dict[str, Figure]:
-    """The paper's four panels, and the conditions below."""
+    """Draw the paper's four panels, and the accuracy by condition below."""
     x, y = arrays["x"], arrays["y"]
     figure = figures.new_figure(18, 8, columns=4, rows=2)
 
-    def points(place: int, letter: str, values: np.ndarray, colours: np.ndarray, title: str) -> None:
-        axes = figure.add_subplot(2, 4, place)
+    def points(index: int, letter: str, values: np.ndarray, colours: np.ndarray, title: str) -> None:
+        axes = figure.add_subplot(2, 4, index)
         centred = values - values.mean(0)
         shown = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
         axes.scatter(shown[:, 0], shown[:, 1], s=5, c=COLOURS[colours])
@@ -119,26 +119,26 @@ def draw(arrays: Arrays) -> dict[str, Figure]:
 
     points(1, "a", x, arrays["labels"], "x, true labels")
     points(2, "b", y, arrays["labels"], "y, true labels")
-    for place, letter, clusters, name in ((3, "c", "clusters_x", "x"), (4, "d", "clusters_y", "y")):
+    for index, letter, clusters, name in ((3, "c", "clusters_x", "x"), (4, "d", "clusters_y", "y")):
         right = np.mean(agreeing(arrays[clusters]) == arrays["labels"])
-        points(place, letter, x, agreeing(arrays[clusters]), f"KMeans on {name}: {percent(right)} right")
+        points(index, letter, x, agreeing(arrays[clusters]), f"KMeans on {name}: {percent(right)} correct")
     labels = {"sigma": r"kernel width $\sigma$", "noise": "noise of the moons", "n": "neurons $n$"}
     styles = (("#d81f2a", "o--"), ("#d81f2a", "s-"), ("#f08a90", "d-"), ("black", "o-"))
-    for place, (name, label) in enumerate(labels.items(), start=5):
-        axes = figure.add_subplot(2, 4, place)
+    for index, (name, label) in enumerate(labels.items(), start=5):
+        axes = figure.add_subplot(2, 4, index)
         values, found = arrays[f"values_{name}"], 100 * arrays[f"sweep_{name}"]
         for column, (reading, (colour, style)) in enumerate(zip((*READOUTS, EXACT), styles, strict=True)):
             low, middle, high = np.percentile(found[:, :, column], [25, 50, 75], axis=1)
             axes.plot(values, middle, style, color=colour, markersize=4, linewidth=1.3, label=reading)
             axes.fill_between(values, low, high, color=colour, alpha=0.12, linewidth=0)
         axes.axvline(BASE[name], color="0.6", linestyle=":", linewidth=1)
-        axes.set(xlabel=label, ylabel="KMeans accuracy, %", ylim=(48, 101), title=f"KMeans on y against {label}")
+        axes.set(xlabel=label, ylabel="KMeans accuracy, %", ylim=(48, 101), title=f"KMeans on y by {label}")
         if name == "n":
             axes.set_xscale("log", base=2)
             axes.set_xticks(values, [f"{value:.0f}" for value in values])
         axes.legend(loc="lower right", fontsize=7)
     axes = figure.add_subplot(2, 4, 8)
-    names = ("x", EXACT, "network,\npaper", "network,\nours", "Nystroem\non W")
+    names = ("x", EXACT, "network,\npaper", "network,\nadaptive", "Nystroem\non W")
     columns = 100 * arrays["base"][:, 0:10:2]
     axes.boxplot(columns, tick_labels=names, medianprops={"color": "#d81f2a"})
     axes.set(ylabel="KMeans accuracy, %", ylim=(48, 101), title=f"{len(columns)} seeds, the paper's conditions")
@@ -147,23 +147,24 @@ def draw(arrays: Arrays) -> dict[str, Figure]:
 
 
 def separable(values: np.ndarray, labels: np.ndarray) -> float:
-    """Accuracy of softmax regression on the points it is fitted to."""
+    """Accuracy of softmax regression on its training points."""
     x, wanted = torch.tensor(values, dtype=torch.float32), torch.tensor(labels)
     return float(fit_softmax(x[None], wanted[None], [1e-4], 2).accuracy(x, wanted)[0, 0])
 
 
 def claims(arrays: Arrays) -> list[Claim]:
+    """Statements about Fig. 4."""
     found = arrays["base"]
     mean, least, most = found.mean(0), found.min(0), found.max(0)
     perfect = (found > 0.95).mean(0)
     best = {}
     for name in SWEEPS:
         middle = np.median(arrays[f"sweep_{name}"], axis=1)  # (values, readings)
-        place, column = np.unravel_index(middle[:, :3].argmax(), middle[:, :3].shape)
-        best[name] = (middle[place, column], READOUTS[column], arrays[f"values_{name}"][place])
+        row, column = np.unravel_index(middle[:, :3].argmax(), middle[:, :3].shape)
+        best[name] = (middle[row, column], READOUTS[column], arrays[f"values_{name}"][row])
     reliable = float((arrays["sweep_n"][-1, :, READOUTS.index("nystroem")] > 0.95).mean())
     conditions = "; ".join(
-        f"over {name}: {percent(value)} at {where:g} ({reading})" for name, (value, reading, where) in best.items()
+        f"{name} = {where:g}: {percent(value)} ({reading})" for name, (value, reading, where) in best.items()
     )
     two, inputs = (centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T for centred in
                    (values - values.mean(0) for values in (arrays["y"], arrays["x"])))  # fmt: skip
@@ -173,25 +174,24 @@ def claims(arrays: Arrays) -> list[Claim]:
     return [
         Claim(
             "KMeans on y yields nearly perfect labels",
-            f"n = 16, sigma 0.3, noise 0.1, least energy of {STARTS} starts, {len(found)} seeds: {percent(mean[4])} on "
-            f"average with the paper's schedule ({percent(least[4])} to {percent(most[4])}; above 95 % in "
-            f"{percent(perfect[4])} of the seeds), {percent(mean[6])} with ours ({percent(perfect[6])}), "
-            f"{percent(mean[8])} for Nystroem on W ({percent(perfect[8])}), {percent(mean[2])} for the exact kernel "
-            f"({percent(perfect[2])}), {percent(mean[0])} on x",
+            f"n = 16, sigma 0.3, noise 0.1, lowest energy of {STARTS} starts, mean over {len(found)} seeds: "
+            f"{percent(mean[4])} with the paper's schedule ({percent(least[4])} to {percent(most[4])}; above 95 % in "
+            f"{percent(perfect[4])} of the seeds), {percent(mean[6])} with the adaptive schedule "
+            f"({percent(perfect[6])}), {percent(mean[8])} for Nystroem on W ({percent(perfect[8])}), "
+            f"{percent(mean[2])} for the exact kernel ({percent(perfect[2])}), {percent(mean[0])} on x",
             True if perfect[4] > 0.9 else None if np.median(found[:, 4]) > 0.9 else False,
-            "Two clusterings of y have nearly the same energy, one along the moons and one across; which of them is "
-            f"lower depends on the draw. Best medians found by changing one condition: {conditions}. "
-            f"Above 95 % in {percent(reliable)} of the seeds with the most neurons and the Nystroem readout.",
+            "Two clusterings of y have nearly the same energy, one along the moons and one across them. The random "
+            f"data decide which one is lower. Best medians when one condition changes: {conditions}. With the most "
+            f"neurons and the Nystroem readout, {percent(reliable)} of the seeds are above 95 %.",
         ),
         Claim(
-            "... with the lowest energy of 100 starts",
+            "the start with the lowest energy of 100 gives these labels",
             f"the best accuracy of any start: {percent(mean[5])} on average, above 95 % in {percent(perfect[5])} of "
             "the seeds",
             bool(perfect[5] == perfect[4]),
-            "So it is not a matter of starts: where the lowest energy is another clustering, none of them ends at the "
-            "moons."
+            "More starts do not help: if the lowest energy belongs to another clustering, no start finds the moons."
             if perfect[5] == perfect[4]
-            else "Where the lowest energy is another clustering, some starts still end at the moons.",
+            else "If the lowest energy belongs to another clustering, some starts still find the moons.",
         ),
         Claim(
             "the representations are better suited to downstream learning tasks than the inputs",
@@ -201,13 +201,13 @@ def claims(arrays: Arrays) -> list[Claim]:
         ),
         Claim(
             "the top two components of y are more linearly separable than the inputs",
-            f"a linear classifier fitted to two components of the first seed: {percent(on_two)} right; to x "
-            f"{percent(on_inputs)}",
+            f"training accuracy of a linear classifier, first seed: {percent(on_two)} on two components of y, "
+            f"{percent(on_inputs)} on x",
             bool(on_two > on_inputs),
         ),
         Claim(
             "the principal components of x are just a reflected version of the data",
-            f"they are turned by {turned:.0f} degrees",
+            f"they are rotated by {turned:.0f} degrees",
             turned < 20,
         ),
     ]

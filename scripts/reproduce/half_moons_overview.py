@@ -1,11 +1,11 @@
-"""The half-moons network with 16 neurons: data, learned features, responses of three neurons (the paper's Fig. 2).
+"""The half-moons network with 16 neurons: data, landmarks, responses of three neurons (the paper's Fig. 2).
 
 .venv/bin/python scripts/reproduce/half_moons_overview.py     half a minute on two cores
 """
 
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script, panel_letter, percent
+from figure_script import Arrays, Claim, Script, Workspace, named_phases, panel_letter, percent
 from matplotlib.figure import Figure
 
 from ksm_lightning import HalfMoonsDataModule, figures
@@ -17,25 +17,20 @@ KERNEL = GaussianKernel(sigma=0.3)
 
 
 def moons(seed: int = 0, noise: float = 0.1) -> HalfMoonsDataModule:
-    """1,600 points."""
+    """The data: 1,600 points."""
     return HalfMoonsDataModule(data_seed=seed, noise=noise)
 
 
-def paper_phases(place: Place) -> list[dict[str, float]]:
-    """The paper's schedule."""
-    length = 200 if place.quick else 10_000
-    return [{"updates": length, "eta_w": rate, "eta_q": rate, "eta_l": 10 * rate} for rate in (0.01, 0.001)]
+def paper_network(workspace: Workspace, n: int, seed: int = 0) -> SimilarityMatching:
+    """The paper's schedule from 0.5 N(0, 1), which is more stable than N(0, 1)."""
+    phases = named_phases(workspace, "paper_half_moons")
+    return SimilarityMatching(KERNEL, n, phases=phases, init_scale=0.5, seed=seed)
 
 
-def paper_network(place: Place, n: int, seed: int = 0) -> SimilarityMatching:
-    """The paper's schedule from 0.5 N(0, 1), the stabler start."""
-    return SimilarityMatching(KERNEL, n, phases=paper_phases(place), init_scale=0.5, seed=seed)
-
-
-def compute(place: Place) -> Arrays:
-    """Train, and hold the features against the centres of KMeans."""
+def compute(workspace: Workspace) -> Arrays:
+    """Train, and compare the landmarks with the centres of KMeans."""
     x = moons().train_points.data
-    fitted = paper_network(place, 16).fit(x)
+    fitted = paper_network(workspace, 16).fit(x)
     y, W = fitted.transform(x), fitted.network_.W.detach()
     centres = kmeans(x, 16, starts=20).centres
     gaps = torch.cdist(centres, centres).fill_diagonal_(torch.inf)
@@ -56,7 +51,7 @@ def compute(place: Place) -> Arrays:
 
 
 def draw(arrays: Arrays) -> dict[str, Figure]:
-    """Five panels."""
+    """Draw data, landmarks and the responses of three neurons."""
     x, W, y = arrays["x"], arrays["W"], arrays["y"]
     plane = figures.Plane(x)
     figure = figures.new_figure(15, 7.4, columns=3, rows=2)
@@ -64,13 +59,13 @@ def draw(arrays: Arrays) -> dict[str, Figure]:
     data.scatter(x[:, 0], x[:, 1], s=5, color="0.4")
     data.set_title("Data")
     plane.label(data)
-    features = figure.add_subplot(2, 3, 2)
-    figures.landmarks_panel(features, x, W, plane)
-    features.scatter(*arrays["centres"].T, s=60, facecolor="none", edgecolor="black", label="KMeans centres")
-    features.legend(loc="best", fontsize=7)
-    panels = [data, features]
-    for place, neuron in enumerate(figures.choose_neurons(W, y, 3)):
-        panels.append(figure.add_subplot(2, 3, 3 + place))
+    landmarks = figure.add_subplot(2, 3, 2)
+    figures.landmarks_panel(landmarks, x, W, plane)
+    landmarks.scatter(*arrays["centres"].T, s=60, facecolor="none", edgecolor="black", label="KMeans centres")
+    landmarks.legend(loc="best", fontsize=7)
+    panels = [data, landmarks]
+    for index, neuron in enumerate(figures.choose_neurons(W, y, 3)):
+        panels.append(figure.add_subplot(2, 3, 3 + index))
         figures.tuning_panel(panels[-1], x, y[:, neuron], neuron, plane)
     for axes, letter in zip(panels, "abcde", strict=True):
         panel_letter(axes, letter)
@@ -78,6 +73,7 @@ def draw(arrays: Arrays) -> dict[str, Figure]:
 
 
 def claims(arrays: Arrays) -> list[Claim]:
+    """Statements about Fig. 2."""
     y = arrays["y"]
     alive = y[:, np.abs(y).max(0) > 0.05 * np.abs(y).max()]
     peak = np.abs(alive).max(0)
@@ -94,15 +90,15 @@ def claims(arrays: Arrays) -> list[Claim]:
             near > 0.95,
         ),
         Claim(
-            "neurons respond with large positive values around a small region, and hardly elsewhere",
+            "neurons respond with large positive values in a small region, and weakly elsewhere",
             f"the largest response is positive for {percent(is_positive)} of the neurons; {percent(small)} of all "
             "responses are below a tenth of the neuron's largest",
             is_positive == 1 and small > 0.5,
         ),
         Claim(
             "the features closely resemble the centres of KMeans",
-            f"median distance of a feature from the nearest centre: {close:.2f} of the spacing of centres; of centres "
-            f"of another start of KMeans {again:.2f}, of random data points {drawn:.2f}",
+            f"median distance from the nearest centre, relative to the spacing of centres: features {close:.2f}, "
+            f"centres of another KMeans start {again:.2f}, random data points {drawn:.2f}",
             close < (again + drawn) / 2,
         ),
     ]

@@ -5,23 +5,23 @@
 
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script, extent_of, image_rows, many, mnist_points
+from figure_script import Arrays, Claim, Script, Workspace, extent_of, image_rows, many, mnist_points
 from matplotlib.figure import Figure
-from mnist_networks import ALPHAS, aligned, network
+from mnist_networks import ALPHAS, aligned, network, some_of
 
 from ksm_lightning.network.functional import linearised_responses
 
 SHOWN = 35
 
 
-def compute(place: Place) -> Arrays:
-    """``(0.1 I + <x x^T>)^-1 <y_i x>``, its spatial frequency, and how near to a digit each is."""
-    x = mnist_points(place)
-    few = x[:: 1 if place.quick else 7]
+def compute(workspace: Workspace) -> Arrays:
+    """``(0.1 I + <x x^T>)^-1 <y_i x>``, the spatial frequency, and the cosine with the nearest digit."""
+    x = mnist_points(workspace)
+    few = some_of(workspace, x)
     directions = (few / few.norm(dim=1, keepdim=True)).numpy()
     arrays: Arrays = {}
     for alpha in ALPHAS:
-        _, y = aligned(network(place, alpha), x)
+        _, y = aligned(network(workspace, alpha), x)
         large = y.abs() > 3 * y.square().mean(0).sqrt()
         positive = ((y > 0) & large).sum(0) / large.sum(0).clamp(min=1)
         arrays[f"one_sign_{alpha}"] = torch.maximum(positive, 1 - positive).numpy()
@@ -35,7 +35,7 @@ def compute(place: Place) -> Arrays:
 
 
 def roughness(images: np.ndarray) -> np.ndarray:
-    """Squared differences of neighbouring pixels over squared pixels: 4 for white noise, less for smooth images."""
+    """Squared differences of neighbouring pixels, divided by squared pixels: 4 for white noise, less if smooth."""
     side = round(images.shape[1] ** 0.5)
     grid = images.reshape(-1, side, side)
     rows, columns = np.diff(grid, axis=1), np.diff(grid, axis=2)
@@ -43,18 +43,20 @@ def roughness(images: np.ndarray) -> np.ndarray:
 
 
 def extent(images: np.ndarray) -> np.ndarray:
-    """How many pixels an image spreads over: ``(sum s^2)^2 / sum s^4``."""
+    """Effective number of pixels of an image: ``(sum s^2)^2 / sum s^4``."""
     square = images**2
     return square.sum(1) ** 2 / (square**2).sum(1)
 
 
 def draw(arrays: Arrays) -> dict[str, Figure]:
-    """A row of images a kernel."""
+    """Draw one block of images per kernel."""
     images = {f"alpha = {alpha}": arrays[f"S_{alpha}"][:SHOWN] for alpha in ALPHAS}
     return {"mnist_linearised": image_rows(images, "Linearised responses $s_i$")}
 
 
 def claims(arrays: Arrays) -> list[Claim]:
+    """Statements about Fig. 9."""
+
     def medians(name: str) -> list[float]:
         return [float(np.median(arrays[f"{name}_{alpha}"])) for alpha in ALPHAS]
 
@@ -63,8 +65,8 @@ def claims(arrays: Arrays) -> list[Claim]:
     return [
         Claim(
             "alpha = 3: large responses of a single neuron are either always positive or always negative",
-            "responses beyond three times a neuron's root mean square that share a sign, median over neurons, alpha 1 "
-            f"to 4: {many(one_sign, 2)}",
+            "fraction of a neuron's large responses (above three times its root mean square) with the same sign, "
+            f"median over neurons, alpha 1 to 4: {many(one_sign, 2)}",
             one_sign[2] > 0.95,
         ),
         Claim(
@@ -74,15 +76,15 @@ def claims(arrays: Arrays) -> list[Claim]:
         ),
         Claim(
             "alpha = 1: not digits, but images of high spatial frequency",
-            f"squared differences of neighbours over squared pixels, alpha 1 to 4: {many(rough, 2)}; of digits "
-            f"{digits:.2f}, of white noise 3.8; cosine with the nearest digit {nearest[0]:.2f}",
+            f"squared differences of neighbours divided by squared pixels, alpha 1 to 4: {many(rough, 2)}; digits "
+            f"{digits:.2f}, white noise 3.8; cosine with the nearest digit for alpha = 1: {nearest[0]:.2f}",
             bool(rough[0] > 2 * digits and nearest[0] == min(nearest)),
         ),
         Claim(
             "alpha = 2: selective for small regions; the filters grow with alpha to resemble whole digits",
-            f"pixels that a filter spreads over, alpha 1 to 4: {many(wide, 0)}",
+            f"effective number of pixels of a filter, alpha 1 to 4: {many(wide, 0)}",
             extent_of([step for step in np.diff(wide[1:]) if step > 0], ALPHAS[2:]),
-            "By this measure they differ little; the linear ones are spread over the whole image.",
+            "By this measure the nonlinear filters differ little. The linear ones extend over the whole image.",
         ),
     ]
 

@@ -2,28 +2,30 @@
 
 import numpy as np
 import torch
-from figure_script import MNIST_PHASES, Place, load, mnist_points, save
+from figure_script import Workspace, load, mnist_points, named_phases, save
 from tqdm import tqdm
 
-from ksm_lightning import KSMNetwork, NormalInit, PowerCosineKernel
-from ksm_lightning.learning.schedule import PhaseSchedule
-from ksm_lightning.learning.train import train
+from ksm_lightning import KSMNetwork, NormalInit, PhaseSchedule, PowerCosineKernel
+from ksm_lightning.learning import train
 from ksm_lightning.network.functional import align_signs
+from ksm_lightning.network.readout import encode_in_blocks
 
 ALPHAS = (1, 2, 3, 4)
+# Eigenvalues, histograms and nearest digits use every seventh of the 70,000 digits.
+STRIDE = 7
 
 
-def network(place: Place, alpha: int) -> KSMNetwork:
-    """The network of a kernel; trained unless it is in a file already."""
+def network(workspace: Workspace, alpha: int) -> KSMNetwork:
+    """The stored network of a kernel. It is trained first if it is missing."""
     kernel = PowerCosineKernel(alpha)
-    neurons = 40 if place.quick else 800
-    path = place.folder / f"mnist_network_{alpha}.npz"
+    neurons = 40 if workspace.is_quick else 800
+    path = workspace.folder / f"mnist_network_{alpha}.npz"
     if not path.exists():
-        x = mnist_points(place)
-        phases = [{**phase, "updates": 100} for phase in MNIST_PHASES] if place.quick else MNIST_PHASES
-        schedule = PhaseSchedule(phases)
+        schedule = PhaseSchedule(named_phases(workspace, "released_mnist"))
         with tqdm(total=schedule.total_updates, desc=f"network, alpha {alpha}", unit="update") as bar:
-            trained = train(kernel, x, neurons, schedule, init=NormalInit(1.0), seed=0, progress=bar.update)
+            trained = train(
+                kernel, mnist_points(workspace), neurons, schedule, init=NormalInit(1.0), seed=0, progress=bar.update
+            )
         save(path, {name: value.detach().numpy() for name, value in trained.named_parameters()})
     arrays = load(path)
     found = KSMNetwork(kernel, arrays["W"].shape[1], neurons)
@@ -31,17 +33,18 @@ def network(place: Place, alpha: int) -> KSMNetwork:
     return found
 
 
-def encode(found: KSMNetwork, x: torch.Tensor) -> torch.Tensor:
-    """Responses (samples, n) of many points."""
-    return torch.cat([found(part) for part in torch.split(x, 8192)])
+def some_of(workspace: Workspace, x: torch.Tensor) -> torch.Tensor:
+    """Every seventh digit; all of them in a quick run."""
+    return x if workspace.is_quick else x[::STRIDE]
 
 
 def aligned(found: KSMNetwork, x: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
-    """W and responses with the signs that are free chosen: an odd kernel's neuron responds positively on average.
+    """W and responses after choosing the free signs.
 
-    An even kernel answers the same to w and -w; its w is the one that is like the data.
+    With an odd kernel, every neuron gets a positive mean response. An even kernel responds equally to w and -w: w gets
+    the sign that resembles the data.
     """
-    W, y = found.W.detach(), encode(found, x)
+    W, y = found.W.detach(), encode_in_blocks(found, x)
     if found.kernel.is_odd:
         W, y = align_signs(W, y)
     else:

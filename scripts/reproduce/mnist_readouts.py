@@ -1,4 +1,4 @@
-"""Readouts of the paper's MNIST networks (800 neurons, alpha 1 to 4) beside the optimum; not a figure of the paper.
+"""Readouts of the paper's MNIST networks (800 neurons, alpha 1 to 4) and the optimum; not a figure of the paper.
 
 .venv/bin/python scripts/reproduce/mnist_readouts.py     four minutes, after the networks (6 minutes on two cores)
 """
@@ -7,32 +7,31 @@ import copy
 
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script, mnist_points
+from figure_script import Arrays, Claim, Script, Workspace, many, mnist_points
 from matplotlib.figure import Figure
 from mnist_networks import ALPHAS, network
 
 from ksm_lightning import KSMNetwork, figures
 from ksm_lightning.baselines import KernelPCA
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
-from ksm_lightning.kernels import Kernel
-from ksm_lightning.kernels.pairs import random_subset
-from ksm_lightning.learning.train import consolidate
+from ksm_lightning.kernels import Kernel, random_subset
+from ksm_lightning.learning.exact import consolidate, similarity_moment
 from ksm_lightning.network import functional
 from ksm_lightning.network.readout import read_out
 
 ROWS = ("online", "with the exact L", "Nystroem on W", "least squares on W", "kernel PCA")
 
 
-def compute(place: Place) -> Arrays:
-    """Errors over a random 10,000 digits."""
-    x = mnist_points(place)
+def compute(workspace: Workspace) -> Arrays:
+    """Errors over 10,000 random digits."""
+    x = mnist_points(workspace)
     scored = x[random_subset(len(x), 10_000)]
     arrays: Arrays = {}
     for alpha in ALPHAS:
-        found = network(place, alpha)
+        found = network(workspace, alpha)
         arrays[f"identity_{alpha}"] = identities(found, scored[:500])
         features = [read_out(found, "neural", scored)]
-        consolidate(found, torch.split(x, 8192), lambda total: total)
+        consolidate(found, similarity_moment(found.kernel, torch.split(x, 8192), found.W))
         features.append(read_out(found, "neural", scored))
         features += [read_out(found, readout, scored, sample=x) for readout in ("nystroem", "least_squares")]
         features.append(KernelPCA(found.kernel, found.num_neurons).fit_transform(scored))
@@ -41,13 +40,13 @@ def compute(place: Place) -> Arrays:
 
 
 def energy(kernel: Kernel, x: torch.Tensor, W: torch.Tensor, q: torch.Tensor, L: torch.Tensor, ridge: float) -> float:
-    """The energy of a batch at its responses."""
+    """Energy of a batch at its responses."""
     k = kernel(x, W)
     return float(functional.energy_terms(k, functional.responses(q * k, L, ridge), kernel.diag(W), q, L, ridge).total)
 
 
 def identities(found: KSMNetwork, x: torch.Tensor) -> np.ndarray:
-    """Relative differences: responses to 3 x from 3 y; energy with one neuron's signs flipped; q moved into w."""
+    """Relative differences: responses to 3 x and 3 y; energy with one neuron's sign flipped; q moved into w."""
     found = copy.deepcopy(found).double()
     kernel, x = found.kernel, x.double()
     y = found(x)
@@ -56,7 +55,7 @@ def identities(found: KSMNetwork, x: torch.Tensor) -> np.ndarray:
     before = energy(kernel, x, W, q, L, found.ridge)
     flipped, sign = W.clone(), torch.ones_like(q)
     flipped[0], sign[0] = -W[0], -1
-    # An odd kernel's neuron changes its sign with w, and so do its lateral weights.
+    # With an odd kernel the response changes its sign with w, and so do the lateral weights.
     other_L = L * sign[:, None] * sign if kernel.is_odd else L
     after = energy(kernel, x, flipped, q, other_L, found.ridge)
     gains = torch.linspace(0.5, 2, len(q), dtype=torch.float64)
@@ -67,7 +66,7 @@ def identities(found: KSMNetwork, x: torch.Tensor) -> np.ndarray:
 
 
 def draw(arrays: Arrays) -> dict[str, Figure]:
-    """A group of bars a kernel."""
+    """Draw one group of bars per kernel."""
     figure = figures.new_figure(8, 4.6)
     axes = figure.add_subplot()
     colours = ("#7a1015", "#d81f2a", "#1f4fd8", "#8fb0f0", "black")
@@ -81,15 +80,14 @@ def draw(arrays: Arrays) -> dict[str, Figure]:
 
 
 def claims(arrays: Arrays) -> list[Claim]:
+    """Statements about the power-cosine kernel and about readouts."""
     table = np.stack([arrays[str(alpha)] for alpha in ALPHAS])  # (alpha, row)
-    text = "; ".join(
-        f"{name} {', '.join(f'{value:.4f}' for value in table[:, column])}" for column, name in enumerate(ROWS)
-    )
+    text = "; ".join(f"{name} {many(table[:, column], 4)}" for column, name in enumerate(ROWS))
     identity = np.stack([arrays[f"identity_{alpha}"] for alpha in ALPHAS]).max(0)
     return [
         Claim(
             "rescaling an input rescales its representation by the same factor (contrast-invariant tuning)",
-            f"largest difference of y(3 x) from 3 y(x), alpha 1 to 4: {identity[0]:.1e}",
+            f"largest relative difference between y(3 x) and 3 y(x), alpha 1 to 4: {identity[0]:.1e}",
             bool(identity[0] < 1e-9),
         ),
         Claim(
@@ -98,8 +96,8 @@ def claims(arrays: Arrays) -> list[Claim]:
             bool(identity[1] < 1e-9),
         ),
         Claim(
-            "a homogeneous kernel needs no q: the length of w plays its part",
-            f"responses with gains q, and with q^(1/degree) w instead, differ by {identity[2]:.1e}",
+            "a homogeneous kernel needs no q, because the length of w has the same effect",
+            f"relative difference between responses with gains q and with q^(1/degree) w: {identity[2]:.1e}",
             bool(identity[2] < 1e-9),
             "The power-cosine kernel has degree 1 for every alpha.",
         ),
@@ -110,15 +108,16 @@ def claims(arrays: Arrays) -> list[Claim]:
         ),
         Claim(
             "training takes about 4 minutes on a GTX 1080",
-            "no GPU here; 16,000 updates of 6.3 ms (scripts/benchmark/RESULTS.md) are 1.7 minutes on two CPU cores",
+            "no GPU available here; 16,000 updates of 6.3 ms (scripts/benchmark/RESULTS.md) are 1.7 minutes on two CPU "
+            "cores",
             None,
         ),
         Claim(
             "Nystroem on the learned features is a better approximation than the representations (Related work)",
             f"alpha 1 to 4: {text}",
             bool((table[:, 2] < table[:, 0]).all()),
-            "The exact L repairs alpha = 1, where the noise of L is all there is; for alpha > 1 the bound remains, and "
-            "another readout of the same landmarks removes it.",
+            "For alpha = 1 the noise of L causes nearly all of the error, and the exact L removes it. For alpha > 1 "
+            "the bound causes most of it, and another readout of the same landmarks removes that part.",
         ),
     ]
 

@@ -5,25 +5,26 @@
 
 import numpy as np
 import torch
-from figure_script import Arrays, Claim, Place, Script, many, mnist_points
+from figure_script import Arrays, Claim, Script, Workspace, many, mnist_points
 from matplotlib.figure import Figure
-from mnist_networks import ALPHAS, encode, network
+from mnist_networks import ALPHAS, network, some_of
 
 from ksm_lightning import PowerCosineKernel, figures
 from ksm_lightning.baselines import KernelPCA
+from ksm_lightning.network.readout import encode_in_blocks
 
 COLOURS = ("black", "#1f77b4", "#d81f2a", "#e08a00")
-# An eigenvalue below this part of the largest counts as zero.
+# Eigenvalues below this fraction of the largest count as zero.
 ZERO = 1e-5
 
 
-def compute(place: Place) -> Arrays:
-    """Leading eigenvalues over 10,000 digits, each divided by the largest."""
-    x = mnist_points(place)[:: 1 if place.quick else 7]
-    count = 100 if place.quick else 1024
+def compute(workspace: Workspace) -> Arrays:
+    """Leading eigenvalues over 10,000 digits, divided by the largest."""
+    x = some_of(workspace, mnist_points(workspace))
+    count = 100 if workspace.is_quick else 1024
     arrays: Arrays = {}
     for alpha in ALPHAS:
-        y = encode(network(place, alpha), x).double()
+        y = encode_in_blocks(network(workspace, alpha), x).double()
         output = torch.linalg.eigvalsh(y.mT @ y).flip(0).clamp(min=0)
         found = KernelPCA(PowerCosineKernel(alpha), count, solver="randomised").fit(x).eigenvalues_
         arrays[f"output_{alpha}"] = (output / output[0]).numpy()
@@ -32,7 +33,7 @@ def compute(place: Place) -> Arrays:
 
 
 def draw(arrays: Arrays) -> dict[str, Figure]:
-    """All spectra in one panel, inputs as lines and outputs dashed."""
+    """Draw all spectra in one panel: inputs solid, outputs dashed."""
     figure = figures.new_figure(7.5, 5.5)
     axes = figure.add_subplot()
     for alpha, colour in zip(ALPHAS, COLOURS, strict=True):
@@ -48,11 +49,12 @@ def draw(arrays: Arrays) -> dict[str, Figure]:
 
 
 def effective_rank(values: np.ndarray) -> float:
-    """``(sum of eigenvalues)^2 / sum of squares``: how many equal ones would spread as far."""
+    """``(sum of eigenvalues)^2 / sum of squares``, which is n for n equal eigenvalues."""
     return float(values.sum() ** 2 / (values**2).sum())
 
 
 def claims(arrays: Arrays) -> list[Claim]:
+    """Statements about Fig. 10."""
     nonzero = [int((arrays[f"output_{alpha}"] > ZERO).sum()) for alpha in ALPHAS]
     ranks = [effective_rank(arrays[f"input_{alpha}"]) for alpha in ALPHAS]
     out_ranks = [effective_rank(arrays[f"output_{alpha}"]) for alpha in ALPHAS]
@@ -70,18 +72,18 @@ def claims(arrays: Arrays) -> list[Claim]:
     return [
         Claim(
             "increasing alpha flattens the spectrum of f: the effective rank increases",
-            "(sum of eigenvalues)^2 / sum of squares, alpha 1 to 4: " + ", ".join(f"{value:.1f}" for value in ranks),
+            f"(sum of eigenvalues)^2 / sum of squares, alpha 1 to 4: {many(ranks, 1)}",
             bool(np.all(np.diff(ranks) > 0)),
         ),
         Claim(
             "larger eigenvalues are closely matched for alpha = 1 and approximately for alpha > 1",
-            f"output over input, median over ranks {head[0] + 1} to {head[1]}, alpha 1 to 4: {many(in_head, 2)}",
+            f"output divided by input, median over ranks {head[0] + 1} to {head[1]}, alpha 1 to 4: {many(in_head, 2)}",
             bool(abs(in_head[0] - 1) < 0.05 and all(abs(value - 1) < 0.25 for value in in_head)),
         ),
         Claim(
             "the learned spectra fall off more rapidly than the input's at small eigenvalues",
-            f"output over input at ranks {tail[0]} to {tail[1]}, alpha 2 to 4: {many(in_tail, 2)}; alpha = 1, ranks "
-            f"{neurons // 8} to {neurons // 4}: {linear_tail:.2f}",
+            f"output divided by input at ranks {tail[0]} to {tail[1]}, alpha 2 to 4: {many(in_tail, 2)}; alpha = 1, "
+            f"ranks {neurons // 8} to {neurons // 4}: {linear_tail:.2f}",
             bool(all(value < 1 for value in in_tail) and linear_tail < 1),
         ),
         Claim(
@@ -89,7 +91,7 @@ def claims(arrays: Arrays) -> list[Claim]:
             f"eigenvalues above {ZERO:g} of the largest, alpha 1 to 4: {', '.join(map(str, nonzero))} of {neurons}; "
             f"above 1e-4: {', '.join(str(int((arrays[f'output_{alpha}'] > 1e-4).sum())) for alpha in ALPHAS)}",
             bool(150 <= nonzero[0] <= 300 and min(nonzero[1:]) > 0.9 * neurons),
-            "What counts as nonzero is a choice.",
+            "The threshold for a nonzero eigenvalue is a choice.",
         ),
         Claim(
             "alpha = 1: at most 400 nonzero eigenvalues, as inputs are 400-dimensional",
@@ -98,10 +100,9 @@ def claims(arrays: Arrays) -> list[Claim]:
         ),
         Claim(
             "increasing alpha brings up the tails of the responses' spectrum, approximately whitening them",
-            "effective rank of the output similarities, alpha 1 to 4: "
-            + ", ".join(f"{value:.1f}" for value in out_ranks),
+            f"effective rank of the output similarities, alpha 1 to 4: {many(out_ranks, 1)}",
             bool(np.all(np.diff(out_ranks) > 0)),
-            f"The tails come up; white would be {neurons}.",
+            f"The tails rise, but white responses would have an effective rank of {neurons}.",
         ),
     ]
 

@@ -4,17 +4,16 @@
 """
 
 import numpy as np
-from figure_script import Arrays, Claim, Place, Script, extent_of, image_rows, mnist_points
+from figure_script import Arrays, Claim, Script, Workspace, extent_of, image_rows, many, mnist_points
 from matplotlib.figure import Figure
-from mnist_networks import ALPHAS, aligned, network
+from mnist_networks import ALPHAS, aligned, network, some_of
 
 SHOWN = 35
 
 
-def compute(place: Place) -> Arrays:
-    """Weights, and how near to a digit each is, once the mean digit is taken out of both."""
-    x = mnist_points(place)
-    few = x[:: 1 if place.quick else 7]
+def compute(workspace: Workspace) -> Arrays:
+    """Weights, and their cosine with the nearest digit after the mean digit is removed from both."""
+    few = some_of(workspace, mnist_points(workspace))
     mean = few.mean(0).numpy() / np.linalg.norm(few.mean(0))
 
     def own(vectors: np.ndarray) -> np.ndarray:
@@ -24,7 +23,7 @@ def compute(place: Place) -> Arrays:
     digits = own(few.numpy())
     arrays: Arrays = {}
     for alpha in ALPHAS:
-        W, _ = aligned(network(place, alpha), few)
+        W, _ = aligned(network(workspace, alpha), few)
         arrays[f"W_{alpha}"] = W
         arrays[f"nearest_{alpha}"] = (own(W) @ digits.T).max(1)
     among = digits[:500] @ digits.T
@@ -33,14 +32,15 @@ def compute(place: Place) -> Arrays:
 
 
 def draw(arrays: Arrays) -> dict[str, Figure]:
-    """A row of images a kernel."""
+    """Draw one block of images per kernel."""
     images = {f"alpha = {alpha}": arrays[f"W_{alpha}"][:SHOWN] for alpha in ALPHAS}
     return {"mnist_weights": image_rows(images, "Feedforward weights $w_i$")}
 
 
 def claims(arrays: Arrays) -> list[Claim]:
+    """Statements about Fig. 8."""
     nearest = [float(np.median(arrays[f"nearest_{alpha}"])) for alpha in ALPHAS]
-    # As near to a digit as a digit itself typically is, but for a tenth.
+    # Nine in ten digits are at least this close to another digit.
     limit = float(np.percentile(arrays["digits"], 10))
     like = [float(np.mean(arrays[f"nearest_{alpha}"] > limit)) for alpha in ALPHAS]
     blends = [alpha for alpha, share in zip(ALPHAS[:3], like, strict=False) if 0.05 < share < 0.95]
@@ -48,22 +48,26 @@ def claims(arrays: Arrays) -> list[Claim]:
     return [
         Claim(
             "alpha = 1: complicated combinations of inputs; as alpha increases, weights resemble whole digits",
-            "median cosine of a weight with its nearest digit, the mean digit taken out of both, alpha 1 to 4: "
-            + ", ".join(f"{value:.2f}" for value in nearest)
-            + f" (of a digit with its nearest other: {np.median(arrays['digits']):.2f})",
+            "median cosine of a weight with the nearest digit, after the mean digit is removed from both, alpha 1 to "
+            f"4: {many(nearest, 2)} (of a digit with the nearest other digit: {np.median(arrays['digits']):.2f})",
             bool(np.all(np.diff(nearest) > 0)),
         ),
         Claim(
             "alpha = 2: clear digits begin to emerge",
-            f"as near to a digit as nine in ten digits are to another (cosine {limit:.2f}), alpha 1 to 4: {text}",
+            f"weights as close to a digit as nine in ten digits are to another (cosine {limit:.2f}), alpha 1 to 4: "
+            f"{text}",
             like[1] > like[0] + 0.2,
         ),
         Claim(
             "alpha = 1, 2, 3: a blend of templates and more complicated combinations",
-            f"the same: {text}; a blend for alpha = {', '.join(map(str, blends)) or 'none'}",
+            f"by the same measure {text}; a blend for alpha = {', '.join(map(str, blends)) or 'none'}",
             extent_of(blends, ALPHAS[:3]),
         ),
-        Claim("alpha = 4: nearly all the features look like whole digits", f"{100 * like[3]:.0f} %", like[3] > 0.9),
+        Claim(
+            "alpha = 4: nearly all the features look like whole digits",
+            f"by the same measure {100 * like[3]:.0f} %",
+            like[3] > 0.9,
+        ),
     ]
 
 

@@ -1,9 +1,9 @@
-"""What the stress tests share: jobs that run side by side and are not run twice."""
+"""What the stress tests share: jobs that run in parallel and whose results are stored."""
 
 import json
 import multiprocessing
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ Job = dict[str, Any]
 
 
 def run_all(name: str, jobs: Sequence[Job], work: Callable[[Job], Job], quick: bool, processes: int = 2) -> list[Job]:
-    """Results of all jobs, each with its job's own entries; those in the file of an earlier run are not repeated.
+    """Run the jobs that no earlier run has finished; returns the results of all jobs, each merged with its job.
 
     Args:
-        name: Names the file of results, below ``runs/stress``.
-        jobs: What to do, as plain values.
-        work: Does one job; a function of a module, so that another process finds it.
-        quick: Keeps the results of quick runs apart.
-        processes: Jobs at the same time, with one thread each.
+        name: Name of the result file in ``runs/stress``.
+        jobs: The jobs, as plain values.
+        work: Runs one job. It must be a function of a module, because it runs in another process.
+        quick: Whether this is a quick run, which has its own result file.
+        processes: Number of parallel jobs, with one thread each.
     """
     path = FOLDER / f"{name}{'_quick' if quick else ''}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,10 +56,15 @@ def _key(job: Job) -> str:
 
 
 def is_finite(network: KSMNetwork) -> bool:
-    """Whether all weights are."""
+    """Whether all weights of a network are finite."""
     return all(bool(parameter.isfinite().all()) for parameter in network.parameters())
 
 
 def median(values: Sequence[float]) -> str:
-    """The median and, in brackets, the largest."""
+    """The median, with the largest value in brackets."""
     return f"{statistics.median(values):.4f} ({max(values):.4f})" if values else "none"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Lines of a Markdown table."""
+    return [f"| {' | '.join(map(str, row))} |" for row in (header, ["---"] * len(header), *rows)]

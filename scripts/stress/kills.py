@@ -1,4 +1,4 @@
-"""A run that is killed again and again, at random moments, with one process and with two."""
+"""Runs that are killed repeatedly at random moments, with one process and with two."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import FOLDER, run_all
+from common import FOLDER, run_all, table
 
 from ksm_lightning.runs.checkpoint import read_checkpoint
 
@@ -24,7 +24,7 @@ OPTIONS = [
 
 
 def command(job: dict[str, Any], name: str, *more: str) -> list[str]:
-    """``ksm fit`` for one or two processes."""
+    """The command ``ksm fit`` for one or two processes."""
     ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=32"] if job["ranks"] == 2 else []
     folder = [f"--trainer.logger.save_dir={FOLDER}", f"--trainer.logger.name={name}"]
     return [
@@ -34,12 +34,12 @@ def command(job: dict[str, Any], name: str, *more: str) -> list[str]:
 
 
 def launch(arguments: list[str]) -> "subprocess.Popen[bytes]":
-    """A process with a group of its own, so that all ranks can be killed at once."""
+    """Start a process in its own group, so that all ranks can be killed together."""
     return subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def newest(folder: Path) -> tuple[int, Path | None]:
-    """The checkpoint that is farthest; each one that is there must load."""
+    """Update and path of the latest checkpoint; every checkpoint must load."""
     found = [
         (int(read_checkpoint(path)["global_step"]), path) for path in folder.glob("version_*/checkpoints/last.ckpt")
     ]
@@ -47,13 +47,13 @@ def newest(folder: Path) -> tuple[int, Path | None]:
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
-    """Kill, continue, kill, ... and at the end compare with a run that nobody touched; again, until all are made."""
+    """Kill and resume runs until ``kills`` kills are done, and compare the end of each with an undisturbed run."""
     names = {name: f"kills_{job['ranks']}_{name}" for name in ("whole", "killed")}
     for name in names.values():
         shutil.rmtree(FOLDER / name, ignore_errors=True)
-    begun = time.monotonic()
+    started = time.monotonic()
     assert launch(command(job, names["whole"])).wait() == 0
-    whole = time.monotonic() - begun
+    whole = time.monotonic() - started
     _, path = newest(FOLDER / names["whole"])
     assert path is not None
     expected = read_checkpoint(path)["state_dict"]
@@ -63,7 +63,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     while kills < job["kills"]:
         update, path = newest(folder)
         arguments = command(job, names["killed"], *([f"--ckpt_path={path}"] if path else []))
-        # From the moment that it has a folder to beyond a few checkpoints: set-up, training, writing, evaluation.
+        # The delay reaches from the creation of the run's folder to beyond a few checkpoints.
         if update < job["updates"] and _is_killed(launch(arguments), folder, rng.uniform(0, 0.15 * whole)):
             kills += 1
             before_checkpoint += newest(folder)[0] == update
@@ -75,7 +75,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_killed(process: "subprocess.Popen[bytes]", folder: Path, delay: float) -> bool:
-    """Kill all ranks, a while after the run has made its folder; False if it had ended by then."""
+    """Kill all ranks ``delay`` seconds after the run has created its folder; False if it had already ended."""
 
     def versions() -> int:
         return len(list(folder.glob("version_*")))
@@ -92,7 +92,7 @@ def _is_killed(process: "subprocess.Popen[bytes]", folder: Path, delay: float) -
 
 
 def _ends_equal(job: dict[str, Any], name: str, folder: Path, expected: dict[str, torch.Tensor]) -> bool:
-    """Let a run come to its end, if it has not, and compare its weights."""
+    """Let a run finish and compare its weights."""
     update, path = newest(folder)
     if update < job["updates"]:
         assert launch(command(job, name, *([f"--ckpt_path={path}"] if path else []))).wait() == 0
@@ -103,20 +103,22 @@ def _ends_equal(job: dict[str, Any], name: str, folder: Path, expected: dict[str
 
 
 def main(quick: bool) -> list[str]:
-    """Run what is missing, and report."""
+    """Run the missing jobs and report all."""
     kills, updates = (3, 3000) if quick else (KILLS, 20_000)
     jobs = [{"ranks": ranks, "kills": kills, "updates": updates} for ranks in (1, 2)]
     done = run_all("kills", jobs, work, quick, processes=1)
-    lines = [
-        f"Half moons, 16 neurons, {updates:,} updates of the adaptive schedule, a checkpoint every 150 updates; each "
-        "run was killed (SIGKILL, all ranks) at random moments after it had made its folder, and continued from its "
-        "last checkpoint. Every checkpoint found after a kill loaded.",
-        "",
-        "| processes | kills | of these before the next checkpoint | runs that they were spread over | "
-        "ends bitwise equal to the undisturbed run |",
-        "| --- | --- | --- | --- | --- |",
+    header = (
+        "processes", "kills", "kills before the next checkpoint", "killed runs",
+        "final weights bitwise equal to the undisturbed run",
+    )  # fmt: skip
+    rows = [
+        (row["ranks"], row["made"], row["before_checkpoint"], row["runs"], f"{row['equal']} of {row['runs']}")
+        for row in done
     ]
-    for row in done:
-        cells = (row["ranks"], row["made"], row["before_checkpoint"], row["runs"], f"{row['equal']} of {row['runs']}")
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
+    return [
+        f"Half moons, 16 neurons, {updates:,} updates of the adaptive schedule, one checkpoint every 150 updates. Each "
+        "run was killed (SIGKILL, all ranks) at random moments after it had created its folder, and resumed from its "
+        "last checkpoint. Every checkpoint that a kill left behind could be loaded.",
+        "",
+        *table(header, rows),
+    ]

@@ -1,10 +1,10 @@
-"""Runs the stress tests and writes RESULTS.md beside this file.
+"""Run the stress tests and write scripts/stress/RESULTS.md.
 
-What an earlier run has finished is kept in runs/stress and not repeated; remove that folder after a change of the code.
+Finished jobs are stored in runs/stress and not repeated. Delete that folder after a change of the code.
 
-.venv/bin/python scripts/stress/run.py                      everything: about an hour on two cores
-.venv/bin/python scripts/stress/run.py --only half_moons    a part
-.venv/bin/python scripts/stress/run.py --quick              everything in small: a few minutes, not written
+.venv/bin/python scripts/stress/run.py                      all tests: about an hour on two cores
+.venv/bin/python scripts/stress/run.py --only half_moons    one test; the results of the others are kept
+.venv/bin/python scripts/stress/run.py --quick              small versions, as a check: a few minutes; writes no results
 """
 
 import argparse
@@ -28,10 +28,10 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
 def main() -> None:
-    """Parse, run, write."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
-    parser.add_argument("--quick", action="store_true", help="a small version of each; the results are only printed")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="tests to run. Default: all")
+    parser.add_argument("--quick", action="store_true", help="small versions; results are only printed")
     options = parser.parse_args()
     sections = {name: "\n".join(importlib.import_module(name).main(options.quick)) for name in options.only}
     print("\n\n".join(f"## {PARTS[name]}\n\n{text}" for name, text in sections.items()))
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _write(sections: dict[str, str]) -> None:
-    """Replace the sections that were run, keep the others."""
+    """Replace the sections that were run and keep the others."""
     old = RESULTS.read_text() if RESULTS.exists() else ""
     for name, title in PARTS.items():
         if name not in sections and f"## {title}\n" in old:
@@ -50,7 +50,7 @@ def _write(sections: dict[str, str]) -> None:
         f"Written by `.venv/bin/python scripts/stress/run.py` on {os.cpu_count()} cores ({platform.machine()}), no "
         f"GPU, with torch {torch.__version__.partition('+')[0]} and lightning {lightning.__version__}.\n"
     )
-    body = "\n".join(f"\n## {title}\n\n{sections[name]}\n" for name, title in PARTS.items() if name in sections)
+    body = "".join(f"\n## {title}\n\n{sections[name]}\n" for name, title in PARTS.items() if name in sections)
     write_text(RESULTS, head + body)
 
 

@@ -1,4 +1,4 @@
-"""What ``ksm predict`` leaves behind: features in order, labels, and which extractor made them; whole or not at all."""
+"""The files of ``ksm predict``: features in order, labels and the extractor, written completely or not at all."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def extractor_of(module, data, readout="neural") -> FeatureExtractor:
 
 
 @pytest.mark.parametrize("readout", READOUTS)
-def test_features_are_written_in_order_with_labels_and_their_maker(module, tmp_path, capsys, readout):
+def test_features_are_written_in_order_with_labels_and_their_extractor(module, tmp_path, capsys, readout):
     data, path = moons(eval_batch_size=64), tmp_path / "deep" / "f.npy"
     trainer([FeatureWriter(str(path), readout)]).predict(module, datamodule=data, return_predictions=False)
     assert names(path.parent) == ["f.json", "f.npy", "f_labels.npy"]
@@ -50,7 +50,7 @@ def test_features_are_written_in_order_with_labels_and_their_maker(module, tmp_p
     found = np.load(path)
     assert found.dtype == np.float32
     blocks = [extractor.features(part).to(torch.float32) for part in torch.split(x, 64)]
-    if readout != "least_squares":  # whose sample has been through float32 and back here
+    if readout != "least_squares":  # its sample was converted to float32 and back
         assert np.array_equal(found, torch.cat(blocks).numpy())
     expected = module.features(x, readout, data.train_points.data)
     assert_close(torch.tensor(found), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
@@ -80,8 +80,8 @@ def test_an_archive_holds_three_arrays_and_no_pickle(module, tmp_path):
     assert np.array_equal(np.load(tmp_path / "g.npy"), features)
 
 
-def test_an_archive_is_written_a_piece_at_a_time(tmp_path):
-    """Larger than numpy's buffer, out of order in memory, and empty."""
+def test_an_archive_is_written_in_pieces(tmp_path):
+    """An array larger than numpy's buffer, a transposed one and an empty one."""
     arrays = {"big": np.arange(3_000_000.0), "turned": np.arange(12).reshape(3, 4).T, "none": np.zeros((0, 3))}
     write_archive(tmp_path / "x.npz", arrays)
     with np.load(tmp_path / "x.npz", allow_pickle=False) as archive:
@@ -90,7 +90,7 @@ def test_an_archive_is_written_a_piece_at_a_time(tmp_path):
             assert np.array_equal(archive[name], array)
 
 
-def test_data_without_labels_has_no_file_of_labels(module, tmp_path):
+def test_data_without_labels_gets_no_file_of_labels(module, tmp_path):
     np.save(tmp_path / "x.npy", np.random.RandomState(0).randn(40, 2))
     for name in ("f.npy", "f.npz"):
         data = ArrayDataModule(str(tmp_path / "x.npy"), eval_batch_size=16, memory_map="always")
@@ -102,8 +102,8 @@ def test_data_without_labels_has_no_file_of_labels(module, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.uint8])
-def test_another_loader_in_another_trainer(module, tmp_path, dtype):
-    """Points that are standardised already, in a shape and dtype of their own."""
+def test_another_loader_works(module, tmp_path, dtype):
+    """Standardised points of another shape and dtype."""
     x = (4 * torch.rand(50, 2, generator=torch.Generator().manual_seed(0))).to(dtype)
     loader = DataLoader(TensorDataset(x.view(50, 1, 2), torch.arange(50) % 7), batch_size=16, shuffle=False)
     trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
@@ -116,15 +116,15 @@ def test_another_loader_in_another_trainer(module, tmp_path, dtype):
     assert about["identity"] == FeatureExtractor.from_network(module.network).identity
 
 
-def test_rows_go_where_they_belong_however_they_come(module, tmp_path):
-    """A sampler that walks backwards."""
+def test_rows_keep_the_order_of_the_points_with_any_sampler(module, tmp_path):
+    """A sampler in reverse order."""
     x = torch.rand(50, 2, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(TensorDataset(x), batch_size=16, sampler=list(range(49, -1, -1)))
     trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
     assert_close(torch.tensor(np.load(tmp_path / "f.npy")), module(x), rtol=0, atol=1e-5)
 
 
-def test_targets_that_are_no_labels_are_not_taken_for_some(module, tmp_path):
+def test_targets_that_are_not_labels_are_not_written(module, tmp_path):
     x = torch.rand(20, 2)
     for number, target in enumerate([torch.rand(20), torch.zeros(20, 3, dtype=torch.int64)]):
         path = tmp_path / str(number) / "f.npy"
@@ -132,7 +132,7 @@ def test_targets_that_are_no_labels_are_not_taken_for_some(module, tmp_path):
         assert names(path.parent) == ["f.json", "f.npy"]
 
 
-def test_whoever_asks_for_the_dynamics_sees_the_network_settle(tmp_path):
+def test_with_the_dynamics_the_features_are_the_settled_responses(tmp_path):
     settling = model(solver="dynamics")
     data = moons()
     fit(settling, data)
@@ -143,21 +143,21 @@ def test_whoever_asks_for_the_dynamics_sees_the_network_settle(tmp_path):
     assert_close(torch.tensor(np.load(tmp_path / "nystroem.npy")), settling.features(x, "nystroem"), rtol=0, atol=1e-5)
 
 
-# ---------------------------------------------------------------------- whole or not at all
+# ---------------------------------------------------------------------- complete files only
 
 
 @pytest.mark.parametrize("existing", ["f.npy", "f_labels.npy", "f.json", "f.npz"])
-def test_no_file_is_ever_replaced(module, tmp_path, existing):
+def test_no_existing_file_is_replaced(module, tmp_path, existing):
     (tmp_path / existing).write_bytes(b"precious")
     name = "f.npz" if existing == "f.npz" else "f.npy"
-    with pytest.raises(FileExistsError, match=f"{existing} exists already: name another file with --features.path"):
+    with pytest.raises(FileExistsError, match=f"{existing} exists already: choose another file with --features.path"):
         trainer([FeatureWriter(str(tmp_path / name))]).predict(module, datamodule=moons())
     assert (tmp_path / existing).read_bytes() == b"precious"
     assert names(tmp_path) == [existing]
 
 
 class Failing(KernelSimilarityMatching):
-    """A model that fails with its third batch."""
+    """A model that fails at its third batch."""
 
     def predict_step(self, batch, batch_idx):
         if batch_idx == 2:
@@ -166,7 +166,7 @@ class Failing(KernelSimilarityMatching):
 
 
 @pytest.mark.parametrize("name", ["f.npy", "f.npz"])
-def test_a_failure_in_the_middle_leaves_no_file_and_no_reader(tmp_path, name):
+def test_a_failure_leaves_no_file_and_no_encoder(tmp_path, name):
     failing = Failing(num_neurons=6, in_features=2, kernel_params={"sigma": 0.3}, init="normal")
     data = moons(eval_batch_size=64)
     writer = FeatureWriter(str(tmp_path / name), "nystroem")
@@ -174,12 +174,12 @@ def test_a_failure_in_the_middle_leaves_no_file_and_no_reader(tmp_path, name):
         trainer([writer]).predict(failing, datamodule=data)
     assert names(tmp_path) == []
     x = data.test_points.data[:9]
-    assert torch.equal(failing.predict_step(x, 0), failing(x))  # its own responses again, not another readout
+    assert torch.equal(failing.predict_step(x, 0), failing(x))  # the responses, not another readout
 
 
 @pytest.mark.parametrize("options", [{"limit_predict_batches": 2}, {"limit_predict_batches": 0.5}])
 @pytest.mark.parametrize("is_foreign", [False, True])
-def test_points_that_were_passed_over_have_no_features_of_zero(module, tmp_path, options, is_foreign):
+def test_skipped_points_are_an_error(module, tmp_path, options, is_foreign):
     data = moons(eval_batch_size=64)
     loader = DataLoader(TensorDataset(data.test_points.data), batch_size=64)
     run = trainer([FeatureWriter(str(tmp_path / "f.npy"))], **options)
@@ -190,15 +190,15 @@ def test_points_that_were_passed_over_have_no_features_of_zero(module, tmp_path,
     assert torch.equal(module.predict_step(x, 0), module(x))
 
 
-def test_a_point_that_comes_twice_does_not_stand_in_for_one_that_never_comes(module, tmp_path):
+def test_a_repeated_point_does_not_replace_a_missing_one(module, tmp_path):
     x = torch.rand(50, 2, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(TensorDataset(x), batch_size=16, sampler=[*range(40), *range(10)])
-    with pytest.raises(ValueError, match=r"Only 40 of 50 points were predicted.*samplers that leave points out"):
+    with pytest.raises(ValueError, match=r"Only 40 of 50 points were predicted.*samplers that skip points"):
         trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
     assert names(tmp_path) == []
 
 
-def test_a_full_disk_at_the_last_moment_leaves_no_half_of_the_files(module, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_incomplete_set_of_files(module, tmp_path, monkeypatch):
     x = torch.rand(20, 2, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(TensorDataset(x, torch.arange(20)), batch_size=16)
     replace = os.replace
@@ -219,7 +219,7 @@ def test_a_full_disk_at_the_last_moment_leaves_no_half_of_the_files(module, tmp_
 
 def test_the_last_batch_is_never_dropped(module, tmp_path):
     x = moons().test_points.data
-    loader = DataLoader(TensorDataset(x), batch_size=64, drop_last=True)  # Lightning overrules it to predict
+    loader = DataLoader(TensorDataset(x), batch_size=64, drop_last=True)  # Lightning ignores it in predict
     trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
     assert_close(torch.tensor(np.load(tmp_path / "f.npy")), module(x), rtol=0, atol=1e-5)
 
@@ -232,18 +232,21 @@ class Endless(IterableDataset):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DataLoader(Endless(), batch_size=4), "must know how many points there are"),
-        (lambda: DataLoader([torch.zeros(5, 2)] * 3, batch_size=None), "does not say which points its batches hold"),
+        (lambda: DataLoader(Endless(), batch_size=4), "needs the number of points"),
+        (
+            lambda: DataLoader([torch.zeros(5, 2)] * 3, batch_size=None),
+            "The indices of the points in a batch are unknown",
+        ),
     ],
     ids=["endless", "batches"],
 )
-def test_loaders_that_do_not_tell_enough_are_refused(module, tmp_path, make, message):
+def test_unsuitable_loaders_are_refused(module, tmp_path, make, message):
     with pytest.raises(ValueError, match=message):
         trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, make())
     assert names(tmp_path) == []
 
 
-def test_other_endings_and_other_models_are_refused(module, tmp_path):
+def test_other_file_types_and_other_models_are_refused(module, tmp_path):
     import lightning
 
     class Other(lightning.LightningModule):
@@ -254,12 +257,12 @@ def test_other_endings_and_other_models_are_refused(module, tmp_path):
         trainer([FeatureWriter(str(tmp_path / "f.csv"))]).predict(module, datamodule=moons())
     with pytest.raises(ValueError, match="There is no readout 'pca'"):
         FeatureWriter("f.npy", "pca")
-    with pytest.raises(ValueError, match="the features of a KernelSimilarityMatching, and this is none"):
+    with pytest.raises(ValueError, match="needs a KernelSimilarityMatching model, got a Other"):
         trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(Other(), datamodule=moons())
     assert names(tmp_path) == []
 
 
-def test_the_same_callback_writes_nothing_in_other_stages(module, tmp_path):
+def test_nothing_is_written_in_other_stages(module, tmp_path):
     trainer([FeatureWriter(str(tmp_path / "f.npy"))]).validate(module, datamodule=moons(), verbose=False)
     assert names(tmp_path) == []
 
@@ -268,14 +271,14 @@ def test_the_same_callback_writes_nothing_in_other_stages(module, tmp_path):
 
 
 def saved(data, sigma) -> Path:
-    """A checkpoint of a network that was trained on the data, in the working folder."""
+    """A checkpoint, in the working folder, of a network trained on the data."""
     trained = model(in_features=data.in_features, kernel_params={"sigma": sigma}, phases=None, updates=40)
     fit(trained, data).save_checkpoint("x.ckpt", weights_only=False)
     return Path("x.ckpt")
 
 
-def test_new_data_is_centred_as_the_training_data_was(tmp_path, monkeypatch):
-    """Two files with other means: one network, one place for the origin."""
+def test_new_data_is_preprocessed_like_the_training_data(tmp_path, monkeypatch):
+    """Two files with different means share the mean of the training data."""
     monkeypatch.chdir(tmp_path)
     random = np.random.RandomState(0)
     train, new = random.randn(200, 2) * [1, 5] + 10, random.randn(50, 2) * [1, 5] + [12, 10]
@@ -293,8 +296,8 @@ def test_new_data_is_centred_as_the_training_data_was(tmp_path, monkeypatch):
     assert not np.allclose(found, extractor.transform(new - new.mean(0) + train.mean(0)), atol=0.01)
 
 
-def test_the_identity_is_that_of_the_export_whatever_the_data_comes_from(tmp_path, monkeypatch):
-    """Digits from a file know nothing of their image shape; the network that was trained on them does."""
+def test_the_identity_equals_that_of_the_export_for_any_data(tmp_path, monkeypatch):
+    """An array of digits has no image shape; the checkpoint of the network trained on digits has."""
     monkeypatch.chdir(tmp_path)
     checkpoint = saved(DigitsDataModule(seed=0), sigma=5.0)
     np.save("digits.npy", DigitsDataModule().load()[1].x)
@@ -307,8 +310,8 @@ def test_the_identity_is_that_of_the_export_whatever_the_data_comes_from(tmp_pat
 
 
 @pytest.mark.slow
-def test_two_ranks_of_the_command_write_what_one_writes(tmp_path, monkeypatch):
-    """Two gloo processes on the CPU, with a number of points that does not divide evenly; see also test_distributed."""
+def test_two_ranks_write_the_same_features_as_one(tmp_path, monkeypatch):
+    """Two gloo processes on the CPU, with an odd number of points; see also test_distributed."""
     monkeypatch.chdir(tmp_path)
     checkpoint = saved(moons(), sigma=0.3)
     options = ["predict", "--data=HalfMoonsDataModule", "--data.num_points=201", "--data.eval_batch_size=32",
@@ -325,15 +328,15 @@ def test_two_ranks_of_the_command_write_what_one_writes(tmp_path, monkeypatch):
         np.testing.assert_allclose(two["features"], one["features"], rtol=0, atol=1e-6)
         assert np.array_equal(two["labels"], one["labels"])
         assert str(two["extractor"]) == str(one["extractor"])
-        assert np.abs(two["features"]).sum(1).min() > 0  # no row was left out
+        assert np.abs(two["features"]).sum(1).min() > 0  # no row is missing
     assert names(tmp_path) == ["one.npz", "two.npz", "x.ckpt"]
 
 
-def test_what_cannot_be_written_gets_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+def test_unwritable_features_get_one_sentence_and_leave_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = ["--data=HalfMoonsDataModule", f"--ckpt_path={saved(moons(), sigma=0.3)}"]
     sentence = refused(capsys, "predict", *options, "--features.path=x.csv")
-    assert sentence == "Features are written as .npy or .npz, got x.csv."
+    assert sentence == "Features are written as .npy or .npz, got x.csv: change --features.path."
     sentence = refused(capsys, "predict", *options, "--trainer.fast_dev_run=true", "--data.eval_batch_size=100")
-    assert sentence.startswith("Only 100 of 1600 points were predicted, and no features were written: leave out")
+    assert sentence.startswith("Only 100 of 1600 points were predicted, and no features were written: remove")
     assert names(tmp_path) == ["x.ckpt"]

@@ -1,4 +1,4 @@
-"""Divergence: noticed, named, stopped or rolled back; and runs that end by a signal, a kill or a full disk."""
+"""The divergence guard, resumed adaptive runs, and runs that end by a signal or a full disk."""
 
 import re
 import resource
@@ -25,12 +25,9 @@ from ksm_lightning.network.preprocessing import Preprocessing
 from ksm_lightning.runs.checkpoint import read_checkpoint
 from ksm_lightning.runs.logger import RunLogger
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 WILD = [Phase(20, 0.01, 0.01, 0.1), Phase(100, 50.0, 5.0, 50.0)]
-
-
-@pytest.fixture(autouse=True)
-def _in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def trainer(*callbacks, logger=None, **options) -> lightning.Trainer:
@@ -45,8 +42,8 @@ def trainer(*callbacks, logger=None, **options) -> lightning.Trainer:
     )
 
 
-def first_trouble(data, phases) -> tuple[int, str]:
-    """The update, counted from 1, at which something first is not finite, and what; by hand."""
+def first_non_finite(data, phases) -> tuple[int, str]:
+    """The first update, counted from 1, with a quantity that is not finite, and its name, by the paper's formulas."""
     module = model(phases=phases)
     batches = torch.cat([block.x for block in data.train_dataloader()])
     network = module.network
@@ -67,7 +64,7 @@ def first_trouble(data, phases) -> tuple[int, str]:
 
 
 def test_the_first_bad_quantity_and_its_update_are_named():
-    update, name = first_trouble(moons(updates_per_epoch=1000), WILD)
+    update, name = first_non_finite(moons(updates_per_epoch=1000), WILD)
     assert 20 < update < 50
     module = model(phases=WILD)
     callbacks = [DivergenceGuard(energy_limit=1e300), UpdateCheckpoint(every_n_updates=10)]
@@ -81,18 +78,21 @@ def test_the_first_bad_quantity_and_its_update_are_named():
     assert saved["global_step"] == update // 10 * 10
     for parameter, value in module.state_dict().items():
         assert value.isfinite().all()
-        assert torch.equal(value, saved["state_dict"][parameter])  # what is left is the last good one
+        assert torch.equal(value, saved["state_dict"][parameter])  # the model is back at its last good weights
 
 
-def test_an_energy_that_runs_away_is_seen_before_anything_is_infinite():
-    phases = [Phase(20, 0.01, 0.01, 0.1), Phase(300, 0.0, 3.0, 0.1)]  # a step of q beyond its limit: it doubles
+def test_a_growing_energy_is_detected_before_anything_is_infinite():
+    phases = [
+        Phase(20, 0.01, 0.01, 0.1),
+        Phase(300, 0.0, 3.0, 0.1),
+    ]  # a step of q above the stable limit: the error doubles with every update
     module = model(phases=phases)
     with pytest.raises(FloatingPointError, match=r"at update 2\d: the energy ran away \(to -?[\d.e+]+\)"):
         trainer(DivergenceGuard(energy_limit=20.0)).fit(module, datamodule=moons())
     assert all(value.isfinite().all() for value in module.state_dict().values())
 
 
-def test_rollback_halves_the_rates_until_the_run_gets_through():
+def test_rollback_halves_the_rates_until_the_run_succeeds():
     module = model(phases=[Phase(20, 0.01, 0.01, 0.1), Phase(130, 4.0, 1.0, 3.5)])
     guard = DivergenceGuard("rollback")
     run = trainer(guard, UpdateCheckpoint(every_n_updates=10))
@@ -111,14 +111,14 @@ def test_rollback_halves_the_rates_until_the_run_gets_through():
 
 
 @pytest.mark.filterwarnings("ignore:Training diverged")
-def test_rollback_gives_up():
+def test_rollback_stops_after_max_rollbacks():
     with pytest.raises(FloatingPointError, match="Training diverged at update"):
         trainer(DivergenceGuard("rollback", max_rollbacks=2)).fit(
             model(phases=[Phase(1000, 1e30, 1e30, 1e30)]), datamodule=moons()
         )
 
 
-def test_another_loaders_single_batches_are_looked_at_together(monkeypatch):
+def test_single_batches_of_a_plain_dataloader_are_checked_together(monkeypatch):
     monkeypatch.setattr("ksm_lightning.callbacks.guard.UPDATES_AT_ONCE", 50)
     x = moons().train_points.data
     module = model(phases=WILD)
@@ -133,7 +133,7 @@ def test_another_loaders_single_batches_are_looked_at_together(monkeypatch):
     assert checks == [50]
 
 
-def test_the_end_of_a_short_run_is_looked_at_too():
+def test_the_end_of_a_short_run_is_checked():
     x = moons().train_points.data
     wild = model(phases=[Phase(30, 50.0, 5.0, 50.0)])
     with pytest.raises(FloatingPointError, match="Training diverged at update"):
@@ -142,7 +142,7 @@ def test_the_end_of_a_short_run_is_looked_at_too():
         )
 
 
-def test_a_bad_batch_of_ones_own_loader_is_named_in_the_adaptive_schedule():
+def test_a_bad_batch_of_a_plain_dataloader_is_named_with_the_adaptive_schedule():
     x = moons().train_points.data.clone()
     x[100] = torch.nan
     module = model(phases=None, updates=60)
@@ -153,7 +153,7 @@ def test_a_bad_batch_of_ones_own_loader_is_named_in_the_adaptive_schedule():
     assert not module.run_state.is_guarded
 
 
-def test_a_guard_can_serve_another_run():
+def test_a_guard_can_be_used_in_a_second_run():
     guard = DivergenceGuard()
     trainer(guard).fit(model(), datamodule=moons())
     large = model(kernel="polynomial", kernel_params={"degree": 2}, phases=None, updates=20)
@@ -166,8 +166,8 @@ class Scaled(HalfMoonsDataModule):
         return Preprocessing(torch.zeros(2), torch.full((2,), 0.01, dtype=torch.float64))
 
 
-def test_heavy_tails_are_no_divergence(tmp_path):
-    """A batch of large similarities has a large energy; its own size is the measure."""
+def test_heavy_tails_are_not_reported_as_divergence(tmp_path):
+    """A batch with large similarities has a large energy, so the limit is relative to the batch."""
     rng = np.random.default_rng(0)
     np.save(tmp_path / "x.npy", rng.standard_t(3, (2000, 3)))
     module = model(
@@ -179,7 +179,7 @@ def test_heavy_tails_are_no_divergence(tmp_path):
     assert module.learner.not_finite() == []
 
 
-def test_a_stream_without_an_end_is_not_consolidated():
+def test_a_dataloader_without_a_length_is_not_consolidated():
     x = moons().train_points.data
 
     class Stream(IterableDataset):
@@ -199,14 +199,14 @@ def test_a_stream_without_an_end_is_not_consolidated():
     assert torch.allclose(y.mT @ y / len(x), module.network.L, atol=1e-4)
 
 
-def test_without_a_guard_the_module_itself_looks():
+def test_without_a_guard_the_module_checks_every_block():
     with pytest.raises(
         FloatingPointError, match=r"at or before update 120: W, q, L, the factorisation of L.*DivergenceGuard"
     ):
         trainer().fit(model(phases=WILD), datamodule=moons())
 
 
-def test_a_guard_changes_no_bit():
+def test_a_run_with_a_guard_is_bitwise_equal_to_one_without():
     modules = [model(phases=None, updates=80), model(phases=None, updates=80)]
     for module, callbacks in zip(modules, [[], [DivergenceGuard()]], strict=True):
         trainer(*callbacks).fit(module, datamodule=moons())
@@ -222,7 +222,7 @@ def test_a_guard_changes_no_bit():
         ({"max_rollbacks": 0}, "`max_rollbacks` at least 1"),
     ],
 )
-def test_impossible_guards_are_refused(options, message):
+def test_invalid_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         DivergenceGuard(**options)
 
@@ -231,8 +231,8 @@ def test_impossible_guards_are_refused(options, message):
 
 
 @pytest.mark.parametrize("stopped_at", [3, 20, 37, 100])
-def test_the_adaptive_schedule_resumes_to_the_same_bits(stopped_at):
-    """Before the first relocation, just at one, in the middle of a block, after the last."""
+def test_the_adaptive_schedule_resumes_bitwise(stopped_at):
+    """Stopped before the first relocation, at one, in the middle of a block, and after the last."""
     whole, first, rest = (
         model(num_neurons=12, phases=None, updates=150, in_features=None, init="data") for _ in range(3)
     )
@@ -246,11 +246,11 @@ def test_the_adaptive_schedule_resumes_to_the_same_bits(stopped_at):
     assert rest.network.ridge == whole.network.ridge
 
 
-# ---------------------------------------------------------------------- signals, kills, full disks
+# ---------------------------------------------------------------------- signals and full disks
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_the_very_update_and_the_run_goes_on_to_the_same_bits(number, code):
+def test_a_signal_saves_the_current_update_and_the_run_resumes_bitwise(number, code):
     options = [*QUICK, ENDLESS, "--trainer.enable_progress_bar=false", "--data.updates_per_epoch=300",
                "--kernel_error.min_updates_between=1000000000"]  # fmt: skip
     endless = ["--trainer.logger.name=first", "--trainer.max_steps=-1", "--checkpoint.every_n_updates=250"]
@@ -265,7 +265,7 @@ def test_a_signal_saves_the_very_update_and_the_run_goes_on_to_the_same_bits(num
     assert read_checkpoint(checkpoint)["global_step"] == stopped
     assert stopped >= 300  # the first checkpoint, at update 250, was followed by another
     if number == signal.SIGINT:
-        return  # the rest is the same for both
+        return  # resuming is tested once
     for name, more in (("rest", [f"--ckpt_path={checkpoint}"]), ("whole", [])):
         main(["fit", *options, f"--trainer.logger.name={name}", f"--trainer.max_steps={stopped + 500}", *more])
     found, expected = (
@@ -275,8 +275,8 @@ def test_a_signal_saves_the_very_update_and_the_run_goes_on_to_the_same_bits(num
         assert torch.equal(found[name], value), name
 
 
-def test_a_full_disk_is_said_clearly_and_keeps_the_old_checkpoint():
-    """A limit on the size of files stands for it: the checkpoint of more neurons does not fit any more."""
+def test_a_full_disk_gives_a_clear_error_and_leaves_no_partial_file():
+    """Simulated by a limit on the file size, below that of a checkpoint with 200 neurons."""
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -303,7 +303,7 @@ def test_a_full_disk_is_said_clearly_and_keeps_the_old_checkpoint():
     assert result.returncode == 2
     sentence = result.stderr.strip().splitlines()[-1]
     assert re.match(
-        r"ksm: error: The checkpoint .*last\.ckpt could not be written \(.*File too large.*\); there is none yet",
+        r"ksm: error: The checkpoint .*last\.ckpt could not be written \(.*File too large.*\); no earlier checkpoint",
         sentence,
     )
     assert not list(Path("runs").rglob("*.draft"))

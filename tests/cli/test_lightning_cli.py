@@ -16,12 +16,9 @@ from helpers.processes import PATIENCE, started, wait_until
 from ksm_lightning.cli import main
 from ksm_lightning.runs.checkpoint import read_checkpoint
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 CHECKPOINT = "--ckpt_path=runs/half_moons/version_0/checkpoints/last.ckpt"
-
-
-@pytest.fixture(autouse=True)
-def _in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def run(command: str, *options: str) -> None:

@@ -10,10 +10,7 @@ import yaml
 from helpers.commands import FEW, HALF_MOONS, refused
 from ksm_lightning.cli import main
 
-
-@pytest.fixture(autouse=True)
-def _in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +119,7 @@ def test_bad_data_gets_one_sentence_and_leaves_nothing(capsys, name, content, me
 
 
 def test_a_run_without_data_is_refused(capsys):
-    assert "data" in refused(capsys, "fit", "--model.num_neurons=3")
+    assert "arguments are required: fit.data" in refused(capsys, "fit", "--model.num_neurons=3")
 
 
 # ---------------------------------------------------------------------- help

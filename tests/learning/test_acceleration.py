@@ -17,7 +17,7 @@ from ksm_lightning.learning import Phase, Rates, acceleration
 def test_a_failed_compilation_falls_back_with_a_warning(monkeypatch):
     def refuse(function, **options):
         def call(*args):
-            function(*args)  # half of it happens, and must be undone
+            function(*args)  # fails halfway; the update must be undone
             raise RuntimeError("no compiler\nwas found")
 
         return call
@@ -52,7 +52,7 @@ def test_a_recorded_update_is_replayed_with_new_inputs(monkeypatch, n):
 
     def record(work):
         for _ in range(3):
-            work()  # as a real recording does; these updates must not count
+            work()  # as a real recording does; these updates must not take effect
         return Graph(work)
 
     monkeypatch.setattr(acceleration, "_record", record)
@@ -67,7 +67,7 @@ def test_a_recorded_update_is_replayed_with_new_inputs(monkeypatch, n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [7, 64])
-def test_a_compiled_update_is_the_same_and_is_compiled_once(n):
+def test_a_compiled_update_equals_the_plain_one_and_is_compiled_once(n):
     import torch._dynamo as dynamo
 
     kernel, x = GaussianKernel(0.7), blocks(updates=30, batch=8)

@@ -50,7 +50,7 @@ def test_eigenvalues_solve_the_cubic(ridge):
     assert lateral_eigenvalues(torch.tensor([-1e-20], dtype=torch.float64), ridge).item() == 0
 
 
-def test_without_a_ridge_it_is_the_cube_root():
+def test_without_a_ridge_the_eigenvalue_is_the_cube_root():
     assert_close(lateral_eigenvalues(torch.tensor([8.0, 27.0]).double(), 0.0), torch.tensor([2.0, 3.0]).double())
 
 
@@ -62,7 +62,7 @@ def test_the_closed_form_is_the_maximum_over_L(rng):
     assert found.bound.item() == pytest.approx(energy.item(), rel=1e-12)
     (slope,) = torch.autograd.grad(energy, L)
     assert slope.abs().max() < 1e-12
-    # Concave: every other positive L gives less, whatever the direction and however far.
+    # Concave: every other positive definite L gives a smaller value.
     for size in (1e-3, 0.1, 10.0):
         for _ in range(10):
             root = torch.randn(5, 5, generator=rng, dtype=torch.float64)
@@ -102,8 +102,8 @@ def test_the_optimal_scale_is_the_best_common_gain(rng):
     assert best == pytest.approx(min(bound(c * f) for f in (0.5, 0.9, 0.999, 1.0, 1.001, 1.1, 2.0)))
 
 
-def test_the_linear_minimum_is_principal_subspace(rng):
-    """Similarity matching with n = 2: Y Y^T is the best rank-2 approximation, and the error that of PCA."""
+def test_the_minimum_of_the_linear_kernel_is_the_principal_subspace(rng):
+    """With n = 2, Y Y^T is the best rank-2 approximation and has the error of PCA."""
     scales = torch.tensor([3.0, 2.0, 0.5, 0.2], dtype=torch.float64)
     x = torch.randn(60, 4, generator=rng, dtype=torch.float64) * scales
     found = minimise_bound(LinearKernel(), x, 2, 1e-9, generator=rng)
@@ -114,7 +114,7 @@ def test_the_linear_minimum_is_principal_subspace(rng):
     )
 
 
-def test_the_minimum_is_one_and_more_starts_are_no_worse(rng):
+def test_more_starts_find_the_same_or_a_lower_minimum(rng):
     x = torch.randn(80, 2, generator=rng, dtype=torch.float64)
     kernel = GaussianKernel(0.7)
     found = minimise_bound(kernel, x, 4, RIDGE, starts=3, generator=torch.Generator().manual_seed(0))

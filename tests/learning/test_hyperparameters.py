@@ -1,4 +1,4 @@
-"""The one description of the hyper-parameters: defaults, checks, what a checkpoint keeps, what may not change."""
+"""Hyper-parameters: defaults, allowed values, their form in a checkpoint, and which ones a resumed run may change."""
 
 import inspect
 
@@ -19,15 +19,15 @@ def test_unset_values_are_filled_in_from_the_others():
 
 
 @pytest.mark.parametrize("options", [{}, {"phases": "released_mnist", "kernel": "power_cosine"}, {"ridge": 0.5}])
-def test_what_is_saved_describes_the_same(options):
-    """A second time, too: a checkpoint's values make the checkpoint's values."""
+def test_saved_hyper_parameters_describe_the_same_model(options):
+    """Saving them a second time gives the same values."""
     hyper = HyperParameters(**options)
     again = HyperParameters(**hyper.as_primitives())
     assert again.as_primitives() == hyper.as_primitives()
     assert list(hyper.as_primitives()) == HyperParameters.names() == list(inspect.signature(HyperParameters).parameters)
 
 
-def test_it_makes_kernel_schedule_and_network():
+def test_they_make_the_kernel_the_schedule_and_the_network():
     hyper = HyperParameters(num_neurons=5, kernel_params={"sigma": 0.3}, updates=7)
     network = hyper.make_network(in_features=3)
     assert isinstance(network, KSMNetwork)

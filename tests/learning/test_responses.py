@@ -67,7 +67,7 @@ def test_the_inverse_is_not_tracked_while_L_settles():
     ("n", "batch", "step", "tracks"),
     [(64, 8, 0.02, True), (63, 8, 0.02, False), (64, 8, 0.06, False), (64, 8, 0.0, False)],
 )
-def test_auto_tracks_where_neurons_are_many_and_steps_small(n, batch, step, tracks):
+def test_auto_tracks_with_many_neurons_and_small_steps(n, batch, step, tracks):
     x = blocks(updates=1, batch=batch)
     learner = learner_of(network_for(PowerCosineKernel(3), x, True, n), Rates(0.001, 0.0, step), natural=True)
     learner.learn(x)
@@ -145,5 +145,5 @@ def test_a_tracked_run_resumes_bitwise(tmp_path, interrupted):
     train(second, tmp_path / "x.npy", ckpt_path=tmp_path / "half.ckpt")
     for ours, theirs in zip(second.network.parameters(), whole.network.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    # The exact end changes L, so the inverse of the learned L must not outlive it.
+    # The exact end changes L, so the inverse must be dropped.
     assert whole.learner.state_dict()["inverse"] == {}

@@ -1,11 +1,11 @@
-"""Phases by update count."""
+"""Schedules: phases, adaptive step sizes, relocations and settling as functions of the update count."""
 
 import pytest
 
-from ksm_lightning.learning.schedule import AdaptiveSchedule, Phase, PhaseSchedule, Rates, make_schedule
+from ksm_lightning.learning.schedule import NAMED_PHASES, AdaptiveSchedule, Phase, PhaseSchedule, Rates, make_schedule
 
 
-def test_a_phase_begins_where_the_one_before_ends():
+def test_a_phase_starts_where_the_previous_one_ends():
     schedule = PhaseSchedule([Phase(3, eta_w=0.3), Phase(2, eta_w=0.2), Phase(1, eta_w=0.1)])
     assert [schedule.at(update).eta_w for update in range(8)] == [0.3, 0.3, 0.3, 0.2, 0.2, 0.1, 0.1, 0.1]
     assert schedule.total_updates == 6
@@ -30,17 +30,17 @@ def test_the_papers_schedule_for_mnist():
     ]  # fmt: skip
 
 
-def test_adaptive_steps_hold_and_then_fall():
+def test_adaptive_steps_are_constant_and_then_decay():
     schedule = make_schedule(None, 1000)
     steps = [schedule.rates(update, 16, 64).L for update in (0, 300, 650, 1000, 2000)]
     assert steps == pytest.approx([0.1, 0.1, 0.1 * (0.02 + 0.98 / 2), 0.002, 0.002])
     assert schedule.rates(0, 16, 64).W == schedule.rates(0, 16, 64).q == pytest.approx(0.1 / 3)
 
 
-def test_the_step_of_L_is_tied_to_the_rank_of_a_batch():
+def test_the_step_of_L_depends_on_the_rank_of_a_batch():
     schedule = AdaptiveSchedule(1000)
     assert pytest.approx(0.25 * 64 / (800 + 64 / 3)) == schedule.rates(0, 800, 64).L
-    assert schedule.rates(0, 800, 4000).L == 0.1  # a larger one swings where eigenvalues differ much
+    assert schedule.rates(0, 800, 4000).L == 0.1  # with a larger one, L oscillates if eigenvalues differ much
     assert schedule.rates(0, 800, 64).W < schedule.rates(0, 800, 64).L
 
 
@@ -51,7 +51,7 @@ def test_landmarks_move_in_the_first_half_only():
     assert [u for u in range(3) if AdaptiveSchedule(3).relocates_before(u)] == [1, 2]
 
 
-def test_primitives_make_the_same_schedule_again():
+def test_primitives_give_the_same_schedule():
     schedule = PhaseSchedule([Phase(3, kernel_params={"alpha": 1}), Phase(2)])
     assert PhaseSchedule(schedule.as_primitives()).phases == schedule.phases
     assert schedule.as_primitives()[0] == {
@@ -71,8 +71,11 @@ def test_primitives_make_the_same_schedule_again():
         (lambda: Phase(1, eta_q=float("nan")), "`eta_q` must be finite"),
         (lambda: Phase(1, eta_l=float("inf")), "`eta_l` must be finite"),
         (lambda: AdaptiveSchedule(0), "at least 1 update"),
-        (lambda: make_schedule([Phase(1)], 5), "give one of both"),
-        (lambda: make_schedule("papers", None), "There is no schedule 'papers'.*paper_half_moons, paper_mnist"),
+        (lambda: make_schedule([Phase(1)], 5), "give only one"),
+        (
+            lambda: make_schedule("papers", None),
+            "No phases are called .papers.: .*paper_mnist, released_mnist",
+        ),
         (lambda: PhaseSchedule([]), "at least one phase"),
         (lambda: PhaseSchedule([{"updates": 1, "eta_x": 1}]), "Not a phase of the schedule"),
     ],
@@ -82,9 +85,23 @@ def test_impossible_phases_are_refused(make, message):
         make()
 
 
-def test_a_schedule_settles_after_the_kernel_changes_and_only_then():
+def test_a_schedule_settles_only_after_a_kernel_change():
     phases = [Phase(100, kernel_params={"alpha": 1}), Phase(200), Phase(200, eta_w=0.001)]
     schedule = PhaseSchedule(phases)
     settling = [update for update in range(500) if schedule.is_settling(update)]
     assert settling == list(range(100, 150))
     assert not any(AdaptiveSchedule(500).is_settling(update) for update in range(500))
+
+
+def test_the_named_phases_are_the_papers():
+    """As printed in the paper, and as in the notebook of the released MNIST weights."""
+    updates = {name: [phase.updates for phase in make_schedule(name, None).phases] for name in NAMED_PHASES}
+    assert updates == {
+        "paper_half_moons": [10_000, 10_000],
+        "paper_mnist": [1_000, 10_000, 5_000],
+        "released_mnist": [1_000, 5_000, 5_000],
+    }
+    assert [tuple(phase.rates()) for phase in make_schedule("released_mnist", None).phases] == [
+        (0.01, 0.0, 0.1), (0.001, 0.0, 0.01), (0.0001, 0.0, 0.001),
+    ]  # fmt: skip
+    assert [phase.kernel_params for phase in NAMED_PHASES["paper_mnist"]] == [{"alpha": 1}, {}, {}]

@@ -1,4 +1,4 @@
-"""Learning from a stream: the reservoir by its statistics, the stream by its restarts, rates and limit cases."""
+"""Learning from a stream: statistics of the reservoir, restarts, step sizes and limit cases."""
 
 import copy
 import math
@@ -35,7 +35,7 @@ def test_all_rows_are_kept_in_order_until_it_is_full():
 
 @pytest.mark.parametrize("batch", [7, 50])
 def test_every_row_is_kept_with_the_same_probability(batch):
-    """Ten of 50 rows, 2,000 times: each is kept 400 times, give or take a binomial's deviation of 18."""
+    """Ten of 50 rows, 2,000 times: each is kept 400 times on average, with a standard deviation of 18."""
     counts = np.zeros(50)
     for seed in range(2000):
         reservoir = Reservoir(10, seed)
@@ -45,13 +45,13 @@ def test_every_row_is_kept_with_the_same_probability(batch):
         assert len(np.unique(kept)) == 10  # without repetition
         counts[kept] += 1
     deviation = np.sqrt(2000 * 0.2 * 0.8)
-    # The sum of 50 squares is 40 on average here (10 of 50 are drawn without repetition), with a deviation of about 9.
+    # The sum of 50 squares has mean 40 (10 of 50 are drawn without repetition) and standard deviation 9.
     assert ((counts - 400) ** 2).sum() / deviation**2 < 90
     assert np.abs(counts - 400).max() < 4.5 * deviation
 
 
-def test_places_are_drawn_independently_of_the_batches():
-    """The same seed keeps the same rows however they come."""
+def test_kept_rows_do_not_depend_on_the_batch_size():
+    """The same seed keeps the same rows for every split into batches."""
     kept = []
     for batch in (1, 3, 100):
         reservoir = Reservoir(10, seed=4)
@@ -62,19 +62,19 @@ def test_places_are_drawn_independently_of_the_batches():
     assert torch.equal(kept[0], kept[2])
 
 
-def test_it_never_grows_beyond_its_capacity_and_owns_its_rows():
+def test_it_never_exceeds_its_capacity_and_copies_its_rows():
     x = numbered(0, 30)
     reservoir = Reservoir(8)
     reservoir.add(x[:8])
     reservoir.add(x[8:])
     assert len(reservoir.rows) == 8
-    assert torch.equal(x, numbered(0, 30))  # what was given is not written to
+    assert torch.equal(x, numbered(0, 30))  # the argument is not changed
     x.zero_()
     assert reservoir.rows.sum() > 0
     assert reservoir.seen == 30
 
 
-def test_a_seed_of_any_size_is_one():
+def test_seeds_of_any_size_are_accepted():
     reservoirs = [Reservoir(3, seed) for seed in (5, 5 + 2**32)]
     for reservoir in reservoirs:
         reservoir.add(numbered(0, 40))
@@ -117,8 +117,8 @@ def test_it_restarts_at_doublings_and_is_revised_in_between(monkeypatch):
     assert stream.seen == 4200
 
 
-def test_a_restart_knows_every_sample_so_far():
-    """As many neurons as samples: each has a landmark beside it, where the bound has its minimum."""
+def test_a_restart_uses_every_sample_so_far():
+    """With as many neurons as samples, each sample has a landmark near it, at the minimum of the bound."""
     x = points(16)
     stream = Stream(GaussianKernel(0.3), 16)
     for row in torch.split(x, 1):
@@ -131,7 +131,7 @@ def test_a_restart_knows_every_sample_so_far():
 
 
 def test_with_fewer_samples_than_neurons_the_others_are_silent():
-    """One more sample, far away, is answered by next to nothing, and not by what rounding says."""
+    """The response to a sample far away is close to 0, not amplified rounding error."""
     for kernel, n in ((GaussianKernel(), 6), (LinearKernel(), 2)):
         stream = Stream(kernel, n)
         x = torch.tensor([[1.0, 0.0]]).double()
@@ -141,9 +141,9 @@ def test_with_fewer_samples_than_neurons_the_others_are_silent():
         assert float(y[0].square().sum()) == pytest.approx(1, abs=0.02)
 
 
-def test_what_has_gone_from_the_stream_is_not_forgotten():
-    """Two places, one after the other: the first is still known when the second has come. A stream whose L followed
-    the samples alone had an error of 38 then; with half the neurons for each place 0.2 is possible."""
+def test_earlier_samples_are_not_forgotten():
+    """Two clusters, one after the other: the first is still represented after the second. With an L that follows only
+    the latest samples, the error was 38; with half the neurons for each cluster, 0.2 is possible."""
     first, second = points(1500, seed=1), points(1500, seed=2) + 20
     stream = Stream(GaussianKernel(), 24)
     for x in (first, second):
@@ -168,7 +168,7 @@ def test_between_restarts_every_batch_is_one_update():
     assert (stream.seen, stream.updates) == (40, 2)
 
 
-def test_steps_fall_with_the_samples_seen():
+def test_steps_decay_with_the_number_of_samples():
     """W and q as samples^-0.75, L as 1 / samples, in units of four samples per neuron."""
     schedule, whole = StreamSchedule(), AdaptiveSchedule().rates(0, 5, 1)
     assert schedule.rates(0, 5, 1) == whole
@@ -176,7 +176,7 @@ def test_steps_fall_with_the_samples_seen():
         found = schedule.rates(seen, 5, 1)
         expected = (whole.W * age**-0.75, whole.q * age**-0.75, whole.L / age)
         assert tuple(found) == pytest.approx(expected, rel=1e-12)
-    assert schedule.rates(20, 5, 64).L > schedule.rates(20, 5, 1).L  # a batch shows more than a sample
+    assert schedule.rates(20, 5, 64).L > schedule.rates(20, 5, 1).L  # a batch carries more information than a sample
 
 
 def test_one_neuron_learns_the_direction_of_a_line():
@@ -193,7 +193,7 @@ def test_one_neuron_learns_the_direction_of_a_line():
 
 @pytest.mark.parametrize("kernel", [GaussianKernel(), LinearKernel()])
 @pytest.mark.parametrize("batch", [1, 64])
-def test_identical_samples_are_learned_and_nothing_explodes(kernel, batch):
+def test_identical_samples_are_learned(kernel, batch):
     x = torch.tensor([[1.0, 2.0, 2.0]]).double()
     stream = Stream(kernel, 4)
     for _ in range(200):
@@ -204,11 +204,15 @@ def test_identical_samples_are_learned_and_nothing_explodes(kernel, batch):
     assert torch.unique(stream.reservoir.rows, dim=0).shape == (1, 3)
 
 
-def test_a_zero_is_a_sample_too():
+def test_a_stream_can_start_with_a_zero():
+    """Afterwards three landmarks in two dimensions represent the linear kernel exactly."""
+    x = points(40)
     stream = Stream(LinearKernel(), 3)
-    stream.learn(torch.zeros(1, 2).double())
-    stream.learn(points(40))
-    assert all(value.isfinite().all() for value in stream.network.parameters())
+    stream.learn(torch.zeros(1, x.shape[1]).double())
+    stream.learn(x)
+    assert stream.seen == 41
+    y = read_out(stream.network, "nystroem", x)
+    assert_close(y @ y.mT, x @ x.mT)
 
 
 def test_a_stream_after_training_starts_with_small_steps():
@@ -222,12 +226,12 @@ def test_a_stream_after_training_starts_with_small_steps():
     weights = {name: value.clone() for name, value in network.state_dict().items()}
     stream.learn(points(10, seed=3))  # it continues and does not restart
     assert 0 < (stream.network.W - network.W).norm(dim=1).max() < 0.2
-    for name, value in network.state_dict().items():  # what was given is not written to
+    for name, value in network.state_dict().items():  # the argument is not changed
         assert torch.equal(value, weights[name])
 
 
 def test_a_network_that_was_trained_on_few_samples_restarts_with_more(monkeypatch):
-    """Its silent neurons are needed now; from four samples per neuron on it continues."""
+    """Its silent neurons are needed now. From four samples per neuron on, the stream continues without a restart."""
     restarted, restart = [], Stream._restart
 
     def spy(self, like):
@@ -269,7 +273,7 @@ def test_a_copy_continues_bitwise(again, n):
     assert torch.equal(copied.reservoir.rows, stream.reservoir.rows)
 
 
-def test_the_seed_decides():
+def test_the_seed_determines_the_result():
     def landmarks(seed):
         stream = Stream(GaussianKernel(), 4, seed=seed)
         stream.learn(points(100))
@@ -294,7 +298,7 @@ def test_without_a_sample_there_is_no_network():
         _ = Stream(GaussianKernel(), 4).network
 
 
-# ---------------------------------------------------------------------- what has been learned
+# ---------------------------------------------------------------------- results
 
 
 def digits() -> torch.Tensor:
@@ -317,9 +321,9 @@ def error(network, x) -> float:
     ],
     ids=["gaussian", "linear", "arc-cosine", "power-cosine"],
 )
-def test_going_on_with_the_same_data_keeps_what_was_learned(kernel, bound, batch):
-    """Wide kernels, whose exact L has tiny eigenvalues: a stream that went on with it had errors above 1 within three
-    updates. The trained network has 0.027, 0.020, 0.028 and 0.058."""
+def test_continuing_with_the_same_data_keeps_the_error(kernel, bound, batch):
+    """Wide kernels, whose exact L has tiny eigenvalues: a stream that continued with this L had errors above 1 within
+    three updates. The errors of the trained networks are 0.027, 0.020, 0.028 and 0.058."""
     x = digits()
     network = train(kernel, x[:1400], 32, AdaptiveSchedule(1000))
     stream = Stream.after(network, x[:1400], 1000)
@@ -329,7 +333,7 @@ def test_going_on_with_the_same_data_keeps_what_was_learned(kernel, bound, batch
     assert error(stream.settled(), x) < bound
 
 
-def test_a_stream_in_batches_is_good_after_every_batch():
+def test_the_error_is_low_after_every_batch():
     x = digits()
     stream, errors = Stream(GaussianKernel(3.0), 32), []
     for part in torch.split(x[:1400], 64):
@@ -339,17 +343,17 @@ def test_a_stream_in_batches_is_good_after_every_batch():
 
 
 @pytest.mark.parametrize("name", ["linear", "power_cosine", "arc_cosine", "polynomial"])
-def test_a_stream_that_begins_with_nothing_wakes_up(name):
+def test_a_stream_that_starts_with_zeros_learns_later_samples(name):
     kernel, x = make_kernel(name), digits()
     stream = Stream(kernel, 12)
-    stream.learn(torch.zeros(1100, 64).double())  # more than are remembered
+    stream.learn(torch.zeros(1100, 64).double())  # more than the reservoir holds
     assert not stream.network.W.any()
     for part in torch.split(x, 64):
         stream.learn(part)
     assert error(stream.settled(), x) < 0.5
 
 
-def test_what_has_been_learned_is_told_without_changing_it():
+def test_settled_has_the_exact_L_and_does_not_change_the_stream():
     stream = Stream(GaussianKernel(), 8)
     stream.learn(points(300))
     before = {name: value.clone() for name, value in stream.network.state_dict().items()}
@@ -361,7 +365,7 @@ def test_what_has_been_learned_is_told_without_changing_it():
     assert_close(settled.L.detach(), exact)
 
 
-def test_a_sample_that_is_too_large_is_refused_and_leaves_the_stream_as_it_was():
+def test_a_sample_that_is_too_large_is_refused_and_does_not_change_the_stream():
     stream = Stream(GaussianKernel(), 4)
     stream.learn(points(50))
     rows = stream.reservoir.rows.clone()

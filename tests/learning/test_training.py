@@ -14,7 +14,7 @@ def moons() -> torch.Tensor:
     return HalfMoonsDataModule(num_points=300).train_points.data
 
 
-def test_training_honours_seed_batch_size_and_progress(moons, monkeypatch):
+def test_training_uses_seed_batch_size_and_progress(moons, monkeypatch):
     shapes, ticks, learn = [], [], Learner.learn
 
     def watched(learner, batches, *args, **options):
@@ -34,7 +34,7 @@ def test_training_honours_seed_batch_size_and_progress(moons, monkeypatch):
 
 @pytest.mark.parametrize("schedule", [AdaptiveSchedule(40), PhaseSchedule([Phase(40)])], ids=["adaptive", "phases"])
 @pytest.mark.parametrize("asked", [None, True, False])
-def test_training_ends_with_the_exact_L_where_it_should(moons, schedule, asked):
+def test_natural_steps_end_with_the_exact_L_by_default(moons, schedule, asked):
     network = train(GaussianKernel(0.5), moons, 4, schedule, consolidate_at_end=asked)
     W, q = network.W.detach().double(), network.q.detach().double()
     drive = q * network.kernel(moons.double(), W)

@@ -1,4 +1,4 @@
-"""``ksm report``: its numbers against independent ones, its page in a parser and in a browser, and what it refuses."""
+"""``ksm report``: numbers against NumPy, the page in a parser and in a browser, and error messages."""
 
 import base64
 import contextlib
@@ -30,7 +30,7 @@ from ksm_lightning.kernels.pairs import random_subset
 from ksm_lightning.report import page as page_module
 from ksm_lightning.report.diagnosis import Finding
 from ksm_lightning.report.measure import compare_methods
-from ksm_lightning.runs.finished_run import Run
+from ksm_lightning.runs.finished_run import FinishedRun
 
 N, POINTS, SCORED, SIGMA = 8, 300, 250, 0.4
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.log_every_n_steps=10", "--figures.num_neurons=1"]
@@ -39,7 +39,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 
 class Page(HTMLParser):
-    """A page taken apart: its text by section, tables, pictures and references; unbalanced tags are an error."""
+    """A parsed page: texts, tables, pictures and links. Unbalanced tags are an error."""
 
     VOID = ("meta", "img", "br", "link", "input")
 
@@ -91,7 +91,7 @@ def first(cell: str) -> float:
 
 
 def report(run: Path, *options: str) -> SimpleNamespace:
-    """The page of a run, and what the command printed."""
+    """The page of a run, and the output of the command."""
     with contextlib.redirect_stdout(StringIO()) as printed:
         main(["report", str(run), *options, "--progress=false"])
     text = (run / "report.html").read_text()
@@ -116,7 +116,7 @@ def moons(tmp_path_factory) -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory) -> SimpleNamespace:
-    """A run on images from the paper's start, stopped early."""
+    """A run on images with the paper's initialisation, stopped early."""
     run = fit(
         tmp_path_factory.mktemp("digits"), "digits", "--data=DigitsDataModule", "--data.test_fraction=0.8",
         "--model.num_neurons=12",
@@ -129,7 +129,7 @@ def digits(tmp_path_factory) -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory) -> SimpleNamespace:
-    """A run on a user's array whose names are hostile; it has neither labels nor events."""
+    """A run on an array with hostile names, without labels and events."""
     folder = tmp_path_factory.mktemp("evil")
     path = folder / EVIL
     x = np.random.RandomState(0).randn(60, 5)
@@ -147,7 +147,7 @@ def evil(tmp_path_factory) -> SimpleNamespace:
 
 @pytest.fixture
 def copy(evil, tmp_path) -> Path:
-    """A run folder to do harm to."""
+    """A copy of a run folder that may be damaged."""
     folder = tmp_path / "version_0"
     shutil.copytree(evil.run, folder)
     (folder / "report.html").unlink()
@@ -158,7 +158,7 @@ def copy(evil, tmp_path) -> Path:
 
 
 def points() -> np.ndarray:
-    """The training points, from scikit-learn and not from the datamodule; float32 is what the network sees."""
+    """The training points from scikit-learn, rounded to float32 as for the network."""
     x = make_moons(POINTS, noise=0.1, random_state=np.random.RandomState(0))[0]
     return (x - x.mean(0)).astype(np.float32).astype(np.float64)
 
@@ -172,7 +172,7 @@ def error(F: np.ndarray, y: np.ndarray) -> float:
 
 
 def readouts(run: Path, x: np.ndarray, sample: np.ndarray) -> dict[str, np.ndarray]:
-    """Features in float64 NumPy, from the numbers in the checkpoint and the formulas."""
+    """Features in float64 NumPy, from the checkpoint and the formulas."""
     content = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     W, q, L = (content["state_dict"][f"network.{name}"].numpy().astype(np.float64) for name in "WqL")
     ridge = content["hyper_parameters"]["ridge"]
@@ -191,7 +191,7 @@ def readouts(run: Path, x: np.ndarray, sample: np.ndarray) -> dict[str, np.ndarr
     }
 
 
-def test_the_errors_are_those_of_numpy(moons):
+def test_the_errors_agree_with_numpy(moons):
     x = points()[random_subset(POINTS, SCORED).numpy()]
     F = gram(x, x)
     expected = {name: error(F, y) for name, y in readouts(moons.run, x, points()).items()}
@@ -210,7 +210,7 @@ def test_the_errors_are_those_of_numpy(moons):
     assert f"over all pairs of {SCORED} training points with n = {N} features" in moons.page.text
 
 
-def test_the_other_methods_learn_from_all_points_and_are_scored_on_the_same(moons):
+def test_the_other_methods_are_fitted_to_all_points_and_scored_on_the_same(moons):
     everything = torch.tensor(points(), dtype=torch.float32)
     x = everything[random_subset(POINTS, SCORED)]
     F = gram(x.double().numpy(), x.double().numpy())
@@ -223,14 +223,14 @@ def test_the_other_methods_learn_from_all_points_and_are_scored_on_the_same(moon
 
 def test_the_methods_are_ranked(moons):
     names = [row[0] for row in moons.page.rows]
-    ranked = names[names.index("method") + 1 : names.index("name")]
+    ranked = names[names.index("method") + 1 : names.index("option")]
     errors = [first(moons.page.table[name][0]) for name in ranked]
     assert len(errors) == 6
     assert errors == sorted(errors)
     assert ranked[0] == "kernel PCA (optimum)"
 
 
-def test_the_probes_are_those_of_the_features(moons):
+def test_the_probes_agree_with_the_features(moons):
     data = HalfMoonsDataModule(num_points=POINTS)
     data.setup()
     sets = data.probe_sets()
@@ -241,25 +241,25 @@ def test_the_probes_are_those_of_the_features(moons):
     def encode(x):
         return torch.tensor(readouts(moons.run, x.double().numpy(), points())[name])
 
-    for name, row in (("x", "x, the points themselves"), ("neural", "neural"), ("nystroem", "nystroem")):
+    for name, row in (("x", "x, the inputs"), ("neural", "neural"), ("nystroem", "nystroem")):
         for place, count in enumerate((1, 10, 100, smallest)):
             probe = linear_probe(
                 sets["train"], sets["validation"], sets["test"], per_class=count,
                 **({} if name == "x" else {"encode": encode}),
             )  # fmt: skip
-            # A point of 300 on the other side of a border is rounding's.
+            # Rounding may change the class of one of 300 points.
             assert first(moons.page.table[row][place]) == pytest.approx(100 * probe.accuracy, abs=0.41), (name, count)
     typical = first(moons.page.table["neural"][2])
-    assert f"linear probe, 100 labels a class</dt><dd>{typical:.1f} %" in moons.text
+    assert f"linear probe, 100 labels per class</dt><dd>{typical:.1f} %" in moons.text
 
 
-def test_the_summary_and_the_main_values_are_the_runs(moons, digits):
+def test_the_summary_and_the_main_options_are_those_of_the_run(moons, digits):
     assert moons.page.words["title"] == "moons / version_0"
-    assert "8 neurons with GaussianKernel(sigma=0.4) on HalfMoons: 300 points of 2 features." in moons.page.text
+    assert "8 neurons with GaussianKernel(sigma=0.4) on HalfMoons: 300 points with 2 features." in moons.page.text
     for name, value in {
         "kernel": "GaussianKernel(sigma=0.4)",
         "neurons n": "8",
-        "start of W": "data points",
+        "initial W": "data points",
         "schedule": "adaptive, 400 updates",
         "updates made": "400",
         "exact L at the end": "yes",
@@ -267,7 +267,7 @@ def test_the_summary_and_the_main_values_are_the_runs(moons, digits):
     }.items():
         assert moons.page.table[name] == [value]
     assert "num_points=300" in moons.page.table["data"][0]
-    assert digits.page.table["start of W"] == ["0.5 N(0, 1)"]
+    assert digits.page.table["initial W"] == ["0.5 N(0, 1)"]
     warm_up, rest = digits.page.table["schedule"][0].split(" then ")
     assert warm_up == "50 updates at eta_w=0.01, eta_q=0.01, eta_l=0.1, alpha=1"
     assert rest == "150 updates at eta_w=0.001, eta_q=0.01, eta_l=0.1"
@@ -276,21 +276,21 @@ def test_the_summary_and_the_main_values_are_the_runs(moons, digits):
 
 
 def test_the_findings_are_shown_and_printed(digits):
-    assert "The run stopped before its end" in digits.page.words["h3"]
+    assert "The run stopped early" in digits.page.words["h3"]
     assert "150 of 200 updates were made." in digits.page.text
     assert "<code>ksm fit --config=RUN/config.yaml --ckpt_path=RUN/checkpoints/last.ckpt" in digits.text
     assert digits.printed.startswith(f"Report: {digits.run}/report.html\n")
-    sentence = "warning: The run stopped before its end. 150 of 200 updates were made. Continue it: ksm fit"
+    sentence = "warning: The run stopped early. 150 of 200 updates were made. Continue it: ksm fit"
     assert sentence in digits.printed
 
 
-def test_where_nothing_is_wrong_it_says_so():
-    assert "Nothing is wrong" in page_module.findings_list([])
-    found = page_module.findings_list([Finding("warning", "<b>", "1 < 2", "Say --model.updates=5.")])
+def test_an_empty_diagnosis_is_reported():
+    assert "No problems found" in page_module.findings_list([])
+    found = page_module.findings_list([Finding("warning", "<b>", "1 < 2", "Use --model.updates=5.")])
     assert "&lt;b&gt;" in found
     assert "1 &lt; 2" in found
-    assert "Say <code>--model.updates=5</code>." in found
-    assert "Nothing" not in found
+    assert "Use <code>--model.updates=5</code>." in found
+    assert "No problems" not in found
 
 
 # ---------------------------------------------------------------------- the page
@@ -301,7 +301,7 @@ def any_page(request) -> SimpleNamespace:
     return request.getfixturevalue(request.param)
 
 
-def test_every_picture_is_a_png_within_the_page_and_has_words(any_page):
+def test_every_picture_is_an_embedded_png_with_an_alternative_text(any_page):
     pictures = any_page.page.all("img")
     assert len(pictures) >= 5
     for picture in pictures:
@@ -316,7 +316,7 @@ def test_every_picture_is_a_png_within_the_page_and_has_words(any_page):
         assert picture["alt"].endswith(".")
 
 
-def test_nothing_is_loaded_from_anywhere_and_nothing_runs(any_page):
+def test_the_page_has_no_scripts_and_no_external_resources(any_page):
     tags = set(any_page.page.tags)
     assert not tags & {"script", "link", "iframe", "object", "embed", "base", "form", "svg", "video", "audio"}
     assert not re.search(r"https?:|//www|@import|url\(|@font-face|javascript:", any_page.text)
@@ -327,7 +327,7 @@ def test_nothing_is_loaded_from_anywhere_and_nothing_runs(any_page):
         assert attributes.get("href", "#").startswith("#")
 
 
-def test_the_page_is_plain_sound_html(any_page):
+def test_the_page_is_valid_html(any_page):
     page = any_page.page
     assert any_page.text.startswith("<!DOCTYPE html>")
     assert any_page.text.isascii()
@@ -346,23 +346,23 @@ def test_the_page_is_plain_sound_html(any_page):
 def test_images_are_shown_as_images_and_points_in_the_plane(moons, digits, evil):
     alts = {name: " ".join(i["alt"] for i in run.page.all("img")) for name, run in
             (("moons", moons), ("digits", digits), ("evil", evil))}  # fmt: skip
-    assert "The data and 8 learned features in the plane." in alts["moons"]
-    assert "12 learned features as images of 8 by 8 pixels." in alts["digits"]
+    assert "The data and 8 landmarks in the plane." in alts["moons"]
+    assert "12 landmarks as images of 8 by 8 pixels." in alts["digits"]
     assert "Linearised responses of 12 neurons as images of 8 by 8 pixels." in alts["digits"]
-    assert "The data and 3 learned features on the first two principal components." in alts["evil"]
+    assert "The data and 3 landmarks on the first two principal components." in alts["evil"]
 
 
-def test_the_curves_are_those_that_were_logged(moons, evil):
-    scalars = Run(moons.run).scalars()
+def test_the_curves_show_the_logged_values(moons, evil):
+    scalars = FinishedRun(moons.run).scalars()
     alts = [picture["alt"] for picture in moons.page.all("img")]
     assert f"Energy of the batches over 400 updates; the last is {scalars['train/energy'].values[-1]:.4g}." in alts
     assert any(f"network {scalars['val/kernel_nrmse'].values[-1]:.4g}, Nystroem" in alt for alt in alts)
     assert any(f"linear probe, test {scalars['test/probe_accuracy'].values[-1]:.4g}" in alt for alt in alts)
-    assert "holds no TensorBoard events" in evil.page.text
+    assert "contains no TensorBoard events" in evil.page.text
     assert "Energy of the batches" not in evil.text
 
 
-def test_hostile_names_are_text(evil):
+def test_hostile_names_are_escaped(evil):
     assert "<script" not in evil.text
     assert "<b>" not in evil.text
     assert evil.page.words["title"] == "<b>&bold / version_0"
@@ -375,7 +375,7 @@ def test_hostile_names_are_text(evil):
 
 def browse(tmp_path: Path, *options: str) -> str:
     if BROWSER is None:
-        pytest.skip("there is no Chromium here to open the page in")
+        pytest.skip("needs Chromium")
     command = [
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
@@ -408,7 +408,7 @@ frame.onload = () => {{
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_it_without_scrolling_sideways(any_page, scheme, tmp_path):
+def test_a_phone_shows_the_page_without_horizontal_scrolling(any_page, scheme, tmp_path):
     address = (any_page.run / "report.html").as_uri()
     (tmp_path / "harness.html").write_text(HARNESS.format(url=address))
     dark = ["--force-dark-mode"] if scheme == "dark" else []
@@ -426,7 +426,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(any_page, scheme, tmp_path)
 
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 1600)], ids=["phone", "desktop"])
-def test_a_picture_of_the_page_is_not_blank(moons, tmp_path, width, height):
+def test_a_screenshot_of_the_page_is_not_blank(moons, tmp_path, width, height):
     target = tmp_path / "page.png"
     browse(tmp_path, f"--window-size={width},{height}", f"--screenshot={target}", (moons.run / "report.html").as_uri())
     with Image.open(target) as image:
@@ -439,50 +439,50 @@ def test_a_picture_of_the_page_is_not_blank(moons, tmp_path, width, height):
 # ---------------------------------------------------------------------- the run folder
 
 
-def test_a_run_is_found_by_its_checkpoint_and_only_then(moons, tmp_path, monkeypatch):
+def test_a_run_is_found_by_a_checkpoint_in_its_folder(moons, tmp_path, monkeypatch):
     path = moons.run / "checkpoints" / "last.ckpt"
-    run = Run.of_checkpoint(path)
+    run = FinishedRun.of_checkpoint(path)
     assert run.folder == moons.run
     assert run.checkpoint_path == path
     assert run.config["model"]["num_neurons"] == N
     monkeypatch.chdir(path.parent)
-    assert Run.of_checkpoint("last.ckpt").folder == moons.run
+    assert FinishedRun.of_checkpoint("last.ckpt").folder == moons.run
     shutil.copy(path, tmp_path / "last.ckpt")
-    assert Run.of_checkpoint(tmp_path / "last.ckpt") is None
+    assert FinishedRun.of_checkpoint(tmp_path / "last.ckpt") is None
 
 
 def test_the_data_of_a_run_is_scaled_as_in_training(evil, copy):
-    x = Run(evil.run).data().train_points.data
+    x = FinishedRun(evil.run).data().train_points.data
     assert x.numpy() == pytest.approx((evil.x - evil.x.mean(0)) / evil.x.std(0), abs=1e-5)
     other = evil.path.with_name("other.npy")
     np.save(other, 3 * evil.x + 1)
     config = copy / "config.yaml"
     config.write_text(config.read_text().replace(EVIL, "other.npy"))
-    moved = Run(copy).data().train_points.data
+    moved = FinishedRun(copy).data().train_points.data
     assert moved.numpy() == pytest.approx((3 * evil.x + 1 - evil.x.mean(0)) / evil.x.std(0), abs=1e-4)
 
 
 def test_the_batches_of_a_run_keep_their_seed(moons):
     torch.manual_seed(123)
-    assert Run(moons.run).data().batch_seed() == 0
+    assert FinishedRun(moons.run).data().batch_seed() == 0
 
 
-def test_an_event_file_that_was_cut_off_is_read_as_far_as_it_goes(moons, tmp_path):
+def test_a_truncated_event_file_is_read_up_to_the_damage(moons, tmp_path):
     shutil.copytree(moons.run, tmp_path / "run")
     (events,) = (tmp_path / "run").glob("events.*")
-    whole = Run(tmp_path / "run").scalars()["train/energy"]
+    whole = FinishedRun(tmp_path / "run").scalars()["train/energy"]
     assert whole.steps == list(range(10, 401, 10))
     assert all(map(math.isfinite, whole.values))
     content = events.read_bytes()
     places = [match.start() for match in re.finditer(b"train/energy", content)]
     events.write_bytes(content[: places[20]])
-    part = Run(tmp_path / "run").scalars()["train/energy"]
+    part = FinishedRun(tmp_path / "run").scalars()["train/energy"]
     assert part == (whole.steps[:20], whole.values[:20])
     events.write_bytes(b"nonsense" * 100)
-    assert Run(tmp_path / "run").scalars() == {}
+    assert FinishedRun(tmp_path / "run").scalars() == {}
 
 
-def test_the_position_may_be_a_checkpoint_and_the_checkpoint_an_option(copy, tmp_path, capsys):
+def test_the_run_may_be_given_by_a_checkpoint_and_the_checkpoint_by_an_option(copy, tmp_path, capsys):
     checkpoint = copy / "checkpoints" / "last.ckpt"
     main(["report", str(checkpoint), "--progress=false"])
     assert f"Report: {copy}/report.html" in capsys.readouterr().out
@@ -494,7 +494,7 @@ def test_the_position_may_be_a_checkpoint_and_the_checkpoint_an_option(copy, tmp
     assert "best.ckpt, update 20" in Page(out.read_text()).text
 
 
-def test_a_network_that_is_not_finite_gets_a_page_that_says_so(copy, capsys):
+def test_the_page_of_a_network_that_is_not_finite_reports_it(copy, capsys):
     path = copy / "checkpoints" / "last.ckpt"
     content = torch.load(path, weights_only=True)
     content["state_dict"]["network.L"] = -torch.eye(3)
@@ -508,7 +508,7 @@ def test_a_network_that_is_not_finite_gets_a_page_that_says_so(copy, capsys):
     assert "NRMSE" not in page.words["dt"]
 
 
-def test_more_neurons_than_points_are_no_reason_to_fail():
+def test_methods_can_be_compared_with_more_neurons_than_points():
     x = torch.randn(12, 2)
     errors = compare_methods(GaussianKernel(SIGMA), x, x, {"neural": torch.zeros(12, 20)})
     assert errors["ksm"] == [1.0]
@@ -537,24 +537,24 @@ def lose_data(folder: Path) -> None:
 
 REFUSED = {
     "no folder": (lambda folder: shutil.rmtree(folder), "There is no run folder"),
-    "no configuration": (lose("config.yaml"), "is no run folder, for it holds no config.yaml: give one that"),
+    "no configuration": (lose("config.yaml"), "is not a run folder, as it has no config.yaml"),
     "no checkpoint": (lose("checkpoints"), "There is no checkpoint"),
     "damaged checkpoint": (replace("checkpoints/last.ckpt", b"PK\3\4no"), "last.ckpt is"),
-    "damaged configuration": (replace("config.yaml", b"a: [1"), "config.yaml is damaged: it is no valid YAML"),
-    "binary configuration": (replace("config.yaml", b"\xff\xfe\0"), "config.yaml is damaged: it is no text"),
-    "empty configuration": (replace("config.yaml", b""), "config.yaml is damaged: it does not say what the data was"),
+    "damaged configuration": (replace("config.yaml", b"a: [1"), "config.yaml is damaged: it is not valid YAML"),
+    "binary configuration": (replace("config.yaml", b"\xff\xfe\0"), "config.yaml is damaged: it is not text"),
+    "empty configuration": (replace("config.yaml", b""), "config.yaml is damaged: its section `data` is missing"),
     "other class": (replace("config.yaml", b"data: {class_path: os.system}"), "does not describe any data"),
     "other options": (
         replace("config.yaml", b"data: {class_path: HalfMoonsDataModule, init_args: {moons: 3}}"),
         "does not describe any data",
     ),
     "other data": (replace("config.yaml", b"data: {class_path: DigitsDataModule}"), "The data has 64 features, but"),
-    "no data": (lose_data, "The data of the run is gone: There is no data file"),
+    "no data": (lose_data, "The data of the run is missing: There is no data file"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_run_that_cannot_be_read_gets_one_sentence_and_no_page(copy, capsys, case):
+def test_a_damaged_run_gives_one_line_of_error_and_no_page(copy, capsys, case):
     harm, sentence = REFUSED[case]
     harm(copy)
     before = sorted(copy.rglob("*"))
@@ -566,34 +566,34 @@ def test_a_run_that_cannot_be_read_gets_one_sentence_and_no_page(copy, capsys, c
     ("options", "sentence"),
     [
         (["--max_points=1"], "`max_points` must be at least 2, got 1."),
-        (["--out=."], ". is a folder: give --out the name of a file, such as report.html."),
-        (["--device=cuda"], "There is no CUDA device here"),
+        (["--out=."], "--out must be a file, but . is a folder: use --out=report.html."),
+        (["--device=cuda"], "No CUDA device is available"),
         (["--ckpt_path=none.ckpt"], "There is no checkpoint none.ckpt"),
         (["--colour=red"], "colour"),
     ],
 )
-def test_a_mistake_in_the_options_gets_one_sentence(copy, capsys, options, sentence):
+def test_invalid_options_give_one_line_of_error(copy, capsys, options, sentence):
     if "--device=cuda" in options and torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
+        pytest.skip("CUDA is available")
     assert sentence in refused(capsys, "report", str(copy), "--progress=false", *options)
     assert not (copy / "report.html").exists()
 
 
-def test_a_file_that_is_no_report_is_never_replaced(copy, capsys):
+def test_a_file_that_is_not_a_report_is_never_overwritten(copy, capsys):
     notes = copy / "notes.html"
     notes.write_text("mine")
     sentence = refused(capsys, "report", str(copy), "--progress=false", f"--out={notes}")
-    assert sentence == f"{notes} exists already and is no report: name another file with --out."
+    assert sentence == f"{notes} exists and is not a report: choose another file with --out."
     assert notes.read_text() == "mine"
 
 
-def test_a_run_has_to_be_named(capsys, copy, tmp_path):
-    assert "run" in refused(capsys, "report")
+def test_a_run_folder_is_required(capsys, copy, tmp_path):
+    assert "arguments are required: run" in refused(capsys, "report")
     loose = shutil.copy(copy / "checkpoints" / "last.ckpt", tmp_path / "loose.ckpt")
-    assert "give the run folder that has its config.yaml" in refused(capsys, "report", str(loose))
+    assert "pass the run folder with its config.yaml" in refused(capsys, "report", str(loose))
 
 
-def test_an_interrupted_report_leaves_the_old_page(copy, capsys, monkeypatch):
+def test_an_interrupted_report_keeps_the_old_page(copy, capsys, monkeypatch):
     (copy / "report.html").write_text("old. Made by ksm report")
 
     def interrupt(*args):
@@ -607,9 +607,9 @@ def test_an_interrupted_report_leaves_the_old_page(copy, capsys, monkeypatch):
     assert [path.name for path in copy.glob(".*")] == []
 
 
-def test_the_command_explains_itself(capsys):
+def test_the_help_lists_the_options(capsys):
     for options, words in (
-        (["report", "--help"], ["max_points", "ckpt_path", "one page"]),
+        (["report", "--help"], ["max_points", "ckpt_path", "HTML report"]),
         (["--help"], ["report"]),
     ):
         with pytest.raises(SystemExit) as stop:

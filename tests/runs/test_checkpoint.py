@@ -1,25 +1,20 @@
-"""Checkpoints: what they hold, exact resumption, and refusing what is not one."""
+"""Checkpoints: their content, exact resumption, and files that are refused."""
 
-from helpers.checkpoints import changed
 import pickle
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import lightning
 import pytest
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
-from helpers.processes import PATIENCE
-from helpers.runs import SHORT, fit, model, moons
 from torch.utils.data import DataLoader, TensorDataset
 
-from ksm_lightning.callbacks import UpdateCheckpoint
-from ksm_lightning.runs.checkpoint import read_checkpoint
+from helpers.checkpoints import changed
+from helpers.processes import PATIENCE
+from helpers.runs import SHORT, fit, model, moons
 from ksm_lightning.kernels import GaussianKernel, register_kernel, registry
-from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.learning.schedule import Phase
+from ksm_lightning.module import KernelSimilarityMatching
 
 
 @pytest.fixture
@@ -30,7 +25,7 @@ def saved(tmp_path):
     return module, tmp_path / "x.ckpt"
 
 
-def test_a_checkpoint_holds_tensors_and_primitives_alone(saved):
+def test_a_checkpoint_holds_only_tensors_and_primitives(saved):
     content = torch.load(saved[1], weights_only=True)
     assert content["hyper_parameters"] == {
         "num_neurons": 6,
@@ -48,14 +43,14 @@ def test_a_checkpoint_holds_tensors_and_primitives_alone(saved):
         "acceleration": "none",
     }
     preprocessing = content["ksm_lightning"].pop("preprocessing")
-    assert content["ksm_lightning"] == {"format": 2, "rate_factor": 1.0, "tracked": {}}
+    assert content["ksm_lightning"] == {"format": 3, "learner": {"rate_factor": 1.0, "inverse": {}}}
     assert {name: type(value).__name__ for name, value in preprocessing.items()} == {
         "mean": "Tensor", "scale": "Tensor", "image_shape": "NoneType", "crop": "int"
     }  # fmt: skip
     assert set(content["state_dict"]) == {"network.W", "network.q", "network.L"}
 
 
-def test_a_loaded_model_answers_as_the_saved_one(saved):
+def test_a_loaded_model_has_the_responses_of_the_saved_one(saved):
     module, path = saved
     x = torch.randn(5, 2)
     loaded = KernelSimilarityMatching.load_from_checkpoint(path)
@@ -64,7 +59,7 @@ def test_a_loaded_model_answers_as_the_saved_one(saved):
     assert slow.network.solver == "dynamics"
 
 
-def test_a_loaded_model_is_not_started_anew_by_fit(tmp_path):
+def test_fit_does_not_restart_a_loaded_model(tmp_path):
     module = model(init="data")
     fit(module).save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
     loaded = KernelSimilarityMatching.load_from_checkpoint(tmp_path / "x.ckpt")
@@ -72,7 +67,7 @@ def test_a_loaded_model_is_not_started_anew_by_fit(tmp_path):
     assert torch.equal(loaded.network.W, module.network.W)
 
 
-def test_a_checkpoint_of_a_warm_up_has_the_warm_ups_kernel(tmp_path):
+def test_a_checkpoint_of_a_warm_up_has_the_kernel_of_the_warm_up(tmp_path):
     phases = [Phase(20, kernel_params={"alpha": 1}), Phase(20)]
     module = model(kernel="power_cosine", kernel_params={"alpha": 3}, phases=phases)
     for updates, alpha in ((10, 1), (20, 3), (30, 3)):
@@ -102,7 +97,7 @@ def test_resuming_is_bitwise_exact_across_phases_and_epochs(tmp_path, stopped_at
     run(whole, seed=3)
     part = model(**options)
     run(part, seed=3, max_steps=stopped_at).save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
-    torch.manual_seed(99)  # a new process has other random numbers, and learns the seed of the batches from the file
+    torch.manual_seed(99)  # another process; the seed of the batches comes from the checkpoint
     resumed = KernelSimilarityMatching(num_neurons=6, in_features=2, init="normal", **options)
     trainer = run(resumed, seed=None, ckpt_path=tmp_path / "x.ckpt", weights_only=True)
     assert trainer.global_step == 60
@@ -110,53 +105,7 @@ def test_resuming_is_bitwise_exact_across_phases_and_epochs(tmp_path, stopped_at
         assert torch.equal(resumed.state_dict()[name], value), name
 
 
-def test_checkpoints_are_made_on_time_and_replaced_whole(tmp_path):
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_progress_bar=False,
-        max_epochs=-1,
-        callbacks=[UpdateCheckpoint(every_n_updates=30, keep_all=True)],
-    )
-    trainer.fit(model(phases=[Phase(70)]), datamodule=moons())
-    folder = tmp_path / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "last.ckpt",
-        "update-0000030.ckpt",
-        "update-0000060.ckpt",
-        "update-0000070.ckpt",
-    ]
-    for name, updates in (("last", 70), ("update-0000030", 30), ("update-0000060", 60)):
-        assert read_checkpoint(folder / f"{name}.ckpt")["global_step"] == updates
-
-
-def test_a_failed_write_keeps_the_old_checkpoint(tmp_path, monkeypatch):
-    callback = UpdateCheckpoint(every_n_updates=10)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_progress_bar=False,
-        max_epochs=-1,
-        callbacks=[callback],
-    )
-    original = SingleDeviceStrategy.save_checkpoint
-
-    def fail_later(self, content, path, **options):
-        if content["global_step"] >= 20:
-            Path(path).write_bytes(b"half")
-            raise OSError("No space left on device")
-        original(self, content, path, **options)
-
-    monkeypatch.setattr(SingleDeviceStrategy, "save_checkpoint", fail_later)
-    kept = re.escape(str(tmp_path / "checkpoints" / "last.ckpt"))
-    with pytest.raises(OSError, match=rf"could not be written \(No space left on device\); {kept} is as it was"):
-        trainer.fit(model(phases=[Phase(40)]), datamodule=moons())
-    assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 10
-
-
-# ---------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------- refused files
 
 
 class Bomb:
@@ -165,8 +114,18 @@ class Bomb:
 
 
 def spoiled(path, **values):
-    """With other values in what is known of the preprocessing."""
+    """Replace values of the preprocessing."""
     changed(path, lambda content: content["ksm_lightning"]["preprocessing"].update(values))
+
+
+def learner_changed(path, **values):
+    """Replace values of the learner's state."""
+    changed(path, lambda content: content["ksm_lightning"]["learner"].update(values))
+
+
+def tracked(inverse, **values):
+    """The state of a tracked inverse."""
+    return {"inverse": inverse, "ridge": 1e-3, "drift": 0.0, "age": 1, **values}
 
 
 @pytest.mark.parametrize(
@@ -178,8 +137,8 @@ def spoiled(path, **values):
         (lambda p: p.write_bytes(b"hello" * 100), "damaged"),
         (lambda p: torch.save({"state_dict": Bomb()}, p), "could run code"),
         (lambda p: p.write_bytes(pickle.dumps(Bomb())), "could run code"),
-        (lambda p: torch.save([1, 2], p), "no checkpoint of ksm_lightning"),
-        (lambda p: torch.save({"state_dict": {}}, p), "no checkpoint of ksm_lightning"),
+        (lambda p: torch.save([1, 2], p), "is not a checkpoint of ksm_lightning"),
+        (lambda p: torch.save({"state_dict": {}}, p), "is not a checkpoint of ksm_lightning"),
         (
             lambda p: changed(p, lambda c: c["hyper_parameters"].update(kernel="mine")),
             "No kernel is registered as 'mine'",
@@ -199,11 +158,20 @@ def spoiled(path, **values):
         ),
         (
             lambda p: changed(p, lambda c: c["ksm_lightning"].update(format=99)),
-            "its format is 99, and this version reads 2",
+            "its format is 99, and this version reads 3",
         ),
-        (lambda p: changed(p, lambda c: c["ksm_lightning"].update(rate_factor=float("nan"))), "its rate_factor is nan"),
-        (lambda p: changed(p, lambda c: c["hyper_parameters"].update(ridge=None)), "its ridge None"),
-        (lambda p: changed(p, lambda c: c.pop("global_step")), "how many updates"),
+        (lambda p: changed(p, lambda c: c["hyper_parameters"].update(phases=None, ridge=None)), "its ridge is None"),
+        (lambda p: changed(p, lambda c: c["hyper_parameters"].update(in_features=None)), "its in_features None"),
+        (lambda p: changed(p, lambda c: c["hyper_parameters"].update(num_neurons="6")), "cannot be used"),
+        (lambda p: changed(p, lambda c: c["hyper_parameters"].update(init="zeros")), "`init` must be one of"),
+        (lambda p: changed(p, lambda c: c["hyper_parameters"].pop("init")), "another version or model: .*init"),
+        (lambda p: changed(p, lambda c: c.pop("global_step")), "does not contain its number of updates"),
+        (lambda p: learner_changed(p, rate_factor=float("nan")), "its rate_factor is nan"),
+        (lambda p: learner_changed(p, rate_factor=2.0), "its rate_factor is 2.0"),
+        (lambda p: learner_changed(p, inverse=None), "its tracked inverse does not fit the network"),
+        (lambda p: learner_changed(p, inverse={"inverse": torch.eye(6)}), "its tracked inverse does not fit"),
+        (lambda p: learner_changed(p, inverse=tracked(torch.eye(7))), "its tracked inverse does not fit the network"),
+        (lambda p: learner_changed(p, inverse=tracked(torch.eye(6), drift=float("inf"))), "its tracked inverse"),
         (lambda p: changed(p, lambda c: c["ksm_lightning"].pop("preprocessing")), "preprocessing is incomplete"),
         (lambda p: changed(p, lambda c: c["ksm_lightning"].update(preprocessing=[1])), "preprocessing is incomplete"),
         (lambda p: spoiled(p, mean=None), "x.ckpt is damaged: .*preprocessing is incomplete"),
@@ -215,11 +183,11 @@ def spoiled(path, **values):
         (lambda p: spoiled(p, crop=4), "Only images can be cropped"),
         (
             lambda p: spoiled(p, mean=torch.zeros(3), scale=torch.ones(3)),
-            "contradicts itself: its preprocessing is of 3 features, and the network takes 2",
+            "contradicts itself: its preprocessing has 3 features, and the network has 2",
         ),
     ],
 )
-def test_what_is_no_whole_checkpoint_is_refused_in_one_sentence(saved, spoil, message):
+def test_an_invalid_checkpoint_is_refused_in_one_sentence(saved, spoil, message):
     path = saved[1]
     spoil(path)
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
@@ -228,7 +196,7 @@ def test_what_is_no_whole_checkpoint_is_refused_in_one_sentence(saved, spoil, me
 
 
 def test_loading_imports_nothing_that_the_file_names(saved, tmp_path):
-    """A checkpoint that names a module beside the working folder does not get it imported."""
+    """A checkpoint that names a module in the working folder does not cause its import."""
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     changed(saved[1], lambda c: c["hyper_parameters"].update(kernel="evil.Kernel"))
     code = (
@@ -236,11 +204,13 @@ def test_loading_imports_nothing_that_the_file_names(saved, tmp_path):
         f"try: K.load_from_checkpoint({str(saved[1])!r})\n"
         "except ValueError as error: print('refused', 'evil' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert result.stdout.strip() == "refused False"
 
 
-def test_a_users_kernel_comes_back_once_it_is_registered(tmp_path):
+def test_a_users_kernel_is_loaded_if_it_is_registered(tmp_path):
     @register_kernel("test_mine")
     class Mine(GaussianKernel):
         pass
@@ -257,9 +227,10 @@ def test_a_users_kernel_comes_back_once_it_is_registered(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kernel": "laplacian"}, "another network: it has kernel=gaussian, and the model laplacian"),
+        ({"kernel": "laplacian"}, "another network: it has kernel=gaussian, not laplacian"),
         ({"kernel_params": {"sigma": 0.4}}, "it has kernel_params=.*0.3.*0.4"),
-        ({"num_neurons": 7}, "it has num_neurons=6, and the model 7"),
+        ({"ridge": 0.1}, "it has ridge=0.001, not 0.1"),
+        ({"num_neurons": 7}, "it has num_neurons=6, not 7"),
     ],
 )
 @pytest.mark.parametrize("function", ["fit", "validate"])
@@ -269,8 +240,13 @@ def test_a_trainer_refuses_the_checkpoint_of_another_network(saved, options, mes
         getattr(trainer, function)(model(**options), datamodule=moons(), ckpt_path=saved[1], weights_only=True)
 
 
+def test_loading_with_another_ridge_is_refused(saved):
+    with pytest.raises(ValueError, match=r"another network: it has ridge=0.001, not 0.1"):
+        KernelSimilarityMatching.load_from_checkpoint(saved[1], ridge=0.1)
+
+
 def test_the_ridge_comes_from_the_checkpoint(tmp_path):
-    """The adaptive one depends on the data and on the seed of the run, and a resumed run may know neither."""
+    """The adaptive schedule chooses the ridge from the data and the seed, which a resumed run may not have."""
 
     def own():
         return model(kernel="power_cosine", kernel_params={"alpha": 2}, phases=None, updates=60, in_features=2)

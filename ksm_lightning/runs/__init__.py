@@ -1,0 +1,1 @@
+"""What a run leaves on disk: its folder, its checkpoints, and a finished run read back."""

@@ -1,0 +1,274 @@
+"""Measurements of update.py: the time of updates, of whole commands and of imports, and their memory."""
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import plain
+import torch
+from results import seconds_of
+from torch import Tensor
+from tqdm import tqdm
+
+from ksm_lightning.cli import main as ksm
+from ksm_lightning.data import HalfMoonsDataModule
+from ksm_lightning.kernels import GaussianKernel, Kernel, PowerCosineKernel
+from ksm_lightning.learning import Learner, Phase, PhaseSchedule, Rates, Schedule
+from ksm_lightning.learning.responses import Inverse
+from ksm_lightning.network import DataInit, KSMNetwork, NormalInit, functional
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PAPER_MOONS, PAPER_MNIST = Rates(0.01, 0.01, 0.1), Rates(0.001, 0.0, 0.01)
+
+
+class FixedRates(PhaseSchedule):
+    """The same rates at every update: the paper's, or natural steps."""
+
+    def __init__(self, rates: Rates, *, is_natural: bool = False) -> None:
+        super().__init__([Phase(1, *rates)])  # the last phase has no end
+        self.is_natural = is_natural
+
+
+class Contest:
+    """Best time per update of several candidates, which run in turn so that other load affects all of them alike."""
+
+    def __init__(self, **candidates: Callable[[], float]) -> None:
+        self.candidates = candidates
+
+    def run(self, rounds: int, name: str) -> dict[str, float]:
+        """Milliseconds per update by candidate."""
+        times: dict[str, list[float]] = {candidate: [] for candidate in self.candidates}
+        for _ in tqdm(range(rounds), desc=name, leave=False):
+            for candidate, work in self.candidates.items():
+                times[candidate].append(1e3 * work())
+        return {candidate: min(found) for candidate, found in times.items()}
+
+
+def started(kernel: Kernel, x: Tensor, n: int, schedule: Schedule, inverse: Inverse = "auto") -> Learner:
+    """A learner at the start of its training."""
+    generator = torch.Generator().manual_seed(0)
+    sample = x[torch.randperm(len(x), generator=generator)[: max(2000, 2 * n)]]
+    is_normal = x.shape[1] == 2 and not schedule.is_natural
+    init = NormalInit(0.5) if is_normal else DataInit(sample)
+    network = KSMNetwork(kernel, x.shape[1], n, plain.RIDGE, init, generator=generator)
+    learner = Learner(network, schedule, chooses_ridge=schedule.is_natural, inverse=inverse)
+    if learner.stage == "unstarted":
+        learner.start(sample)
+    return learner
+
+
+def timed(learner: Learner, x: Tensor, batch: int, blocks: Sequence[int]) -> Callable[[], float]:
+    """Measures seconds per update, including the drawing of batches; ``blocks`` are the updates of each block."""
+
+    def loop() -> None:
+        for updates in blocks:
+            learner.learn(x[torch.randint(len(x), (updates * batch,))].view(updates, batch, -1))
+
+    return lambda: seconds_of(loop) / sum(blocks)
+
+
+def bare(
+    kernel: Kernel, x: Tensor, n: int, rates: Rates, *, updates: int, batch: int = 64, is_natural: bool = False,
+    inverse: Inverse = "auto",
+) -> Callable[[], float]:  # fmt: skip
+    """Measures seconds per update of our loop in blocks of 50."""
+    learner = started(kernel, x, n, FixedRates(rates, is_natural=is_natural), inverse)
+    return timed(learner, x, batch, [min(50, updates - first) for first in range(0, updates, 50)])
+
+
+def fitted(configs: Sequence[str], *options: str) -> Callable[[], float]:
+    """Measures seconds per update of a whole ``ksm fit``, as it prints them."""
+
+    def work() -> float:
+        out, err = io.StringIO(), io.StringIO()
+        before = os.getcwd()
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(out), warnings.catch_warnings():
+            os.chdir(folder)
+            try:
+                with contextlib.redirect_stderr(err):
+                    ksm(fit_arguments(configs, *options))
+            except SystemExit as stop:
+                raise RuntimeError(err.getvalue()) from stop
+            finally:
+                os.chdir(before)
+        found = re.search(r"updates, ([\d,]+) per second", out.getvalue())
+        assert found is not None, out.getvalue()
+        return 1 / float(found[1].replace(",", ""))
+
+    return work
+
+
+def fit_arguments(configs: Sequence[str], *options: str) -> list[str]:
+    """Arguments of ``ksm`` for a fit with these config files."""
+    return ["fit", *(f"--config={CONFIGS / config}.yaml" for config in configs), *options]
+
+
+def half_moons(n: int, rounds: int, updates: int) -> dict[str, float]:
+    """The paper's half-moons network: n neurons, batch 64."""
+    x, kernel = HalfMoonsDataModule().train_points.data, GaussianKernel(0.3)
+    W = started(kernel, x, n, FixedRates(PAPER_MOONS)).network.W.detach()
+    phases = f"[{{updates: {updates // 2}, eta_w: 0.01, eta_q: 0.01, eta_l: 0.1}}, " + (
+        f"{{updates: {updates - updates // 2}, eta_w: 0.001, eta_q: 0.001, eta_l: 0.01}}]"
+    )
+    neurons = f"--model.num_neurons={n}"
+    # Each candidate runs for some seconds, so that all meet the same share of other load.
+    length = updates // 5
+    return Contest(
+        plain=lambda: seconds_of(lambda: plain.train(x, W, plain.gaussian, length, *PAPER_MOONS)) / length,
+        bare=bare(kernel, x, n, PAPER_MOONS, updates=2 * length),
+        natural=bare(kernel, x, n, Rates(0.08, 0.08, 0.25), updates=2 * length, is_natural=True),
+        fit=fitted(["half_moons", "half_moons_paper"], neurons, "--model.init=data", f"--model.phases={phases}"),
+        fit_adaptive=fitted(["half_moons"], neurons, f"--model.updates={updates // 4}"),
+    ).run(rounds, f"half moons, n = {n}")
+
+
+def products(x: Tensor, n: int, batch: int = 64) -> Callable[[], float]:
+    """Measures seconds of the matrix products of one update; the factorisation counts as a product of n^3 / 3."""
+    m = x.shape[1]
+    inputs, W, y = torch.randn(batch, m), torch.randn(n, m), torch.randn(batch, n)
+    L, part = torch.randn(n, n), torch.randn(n, n // 6)
+
+    def loop() -> None:
+        for _ in range(100):
+            inputs @ W.T  # the similarities
+            y @ L  # the responses: two triangular solutions
+            y @ L
+            y.T @ y  # C
+            y.T @ inputs  # W's gradient
+            L @ part  # the factorisation
+
+    return lambda: seconds_of(loop) / 100
+
+
+def mnist(x: Tensor, n: int, rounds: int, updates: int) -> dict[str, float]:
+    """The paper's MNIST network: power-cosine kernel, alpha 3, batch 64."""
+    kernel = PowerCosineKernel(3)
+    W = started(kernel, x, n, FixedRates(PAPER_MNIST)).network.W.detach()
+    step = 0.25 * 64 / n
+    phases = f"[{{updates: {updates}, eta_w: 0.001, eta_q: 0.0, eta_l: 0.01}}]"
+    quiet = ["--trainer.limit_val_batches=0", "--data.updates_per_epoch=1000000"]
+    adaptive = Rates(step / 3, 0.0, step)
+    return Contest(
+        plain=lambda: seconds_of(lambda: plain.train(x, W, plain.power_cosine, 100, *PAPER_MNIST)) / 100,
+        products=products(x, n),
+        exact=bare(kernel, x, n, PAPER_MNIST, updates=150, inverse="exact"),
+        tracked=bare(kernel, x, n, PAPER_MNIST, updates=300, inverse="tracked"),
+        natural=bare(kernel, x, n, adaptive, updates=200, is_natural=True),
+        fit=fitted(["mnist", "mnist_released"], f"--model.num_neurons={n}", f"--model.phases={phases}", *quiet),
+    ).run(rounds, f"MNIST, n = {n}")
+
+
+def factorised_responses(learner: Learner, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Responses (batch, n) by a factorisation in a dtype, limited in length like those of an update."""
+    network, limit = learner.network, learner.rule.response_limit
+    x, W, q, L = (value.detach().to(dtype) for value in (x, network.W, network.q, network.L))
+    y = functional.hebbian_step(network.kernel, x, W, q, L, network.ridge).y
+    if limit is not None:
+        allowed = limit * network.kernel.diag(x).sqrt()
+        y = y * (allowed / y.norm(dim=1)).clamp(max=1)[:, None]
+    return y
+
+
+def accuracy(x: Tensor, n: int, schedule: Schedule, updates: int) -> tuple[float, float]:
+    """Largest relative errors of tracked and of float32 factorised responses over a run, compared with float64."""
+    learner = started(PowerCosineKernel(3), x, n, schedule, "tracked")
+    seen: list[Tensor] = []
+    tracked, factorised = [], []
+    for first in tqdm(range(0, updates, 10), desc="accuracy", leave=False):
+        block = x[torch.randint(len(x), (10 * 64,))].view(10, 64, -1)
+        learner.learn(block[:9], first)
+        found, exact = (factorised_responses(learner, block[9], dtype) for dtype in (torch.float32, torch.float64))
+        learner.learn(
+            block[9:], first + 9, observe=lambda _: True, on_observation=lambda _, update, __: seen.append(update.y)
+        )
+        tracked.append(float((seen[-1] - exact).norm() / exact.norm()))
+        factorised.append(float((found - exact).norm() / exact.norm()))
+    return max(tracked), max(factorised)
+
+
+def scaling(name: str, values: list[int], settings: Callable[[int], tuple[int, int, int]], rounds: int) -> list[float]:
+    """Milliseconds per natural update for each value; ``settings`` returns (n, batch, m) for a value."""
+    candidates = {}
+    for value in values:
+        n, batch, m = settings(value)
+        x = torch.randn(4096, m, generator=torch.Generator().manual_seed(0))
+        network = KSMNetwork(PowerCosineKernel(3), m, n, 0.005 * m / n, DataInit(torch.cat([x] * (1 + n // 4096))))
+        with torch.no_grad():
+            network.L.mul_(m / n)
+        step = 0.25 * min(1, batch / n)
+        schedule = FixedRates(Rates(step / 3, 0.0, step), is_natural=True)
+        updates = max(2, min(50, 1600 // n, 2**22 // (batch * m)))
+        # A tracked inverse is recomputed less often than once per block: several blocks include its share.
+        blocks = [updates] * max(1, 30 // updates)
+        candidates[str(value)] = timed(Learner(network, schedule, stage="learning"), x, batch, blocks)
+    found = Contest(**candidates).run(rounds, name)
+    return [found[str(value)] for value in values]
+
+
+def crossover(n: int, rounds: int) -> list[tuple[int, float, float]]:
+    """(neurons per sample, exact, tracked) in milliseconds by batch size, at the adaptive schedule's largest steps."""
+    rows = []
+    x = torch.randn(4096, 400, generator=torch.Generator().manual_seed(0))
+    for batch in (n // 4, n // 8, n // 16, n // 32):
+        rates = Rates(0.0, 0.0, 0.25 * batch / n)
+        candidates = {
+            inverse: bare(PowerCosineKernel(3), x, n, rates, updates=32, batch=batch, is_natural=True, inverse=inverse)
+            for inverse in ("exact", "tracked")
+        }
+        found = Contest(**candidates).run(rounds, f"crossover, batch {batch}")
+        rows.append((n // batch, found["exact"], found["tracked"]))
+    return rows
+
+
+def imports(rounds: int) -> dict[str, float]:
+    """Seconds of processes, and of the imports inside one."""
+    commands = {
+        "lightning": [sys.executable, "-c", "import lightning"],
+        "help": [sys.executable, "-m", "ksm_lightning.cli", "--help"],
+    }
+    code = (
+        "import lightning, time; start = time.perf_counter(); import ksm_lightning.module, ksm_lightning.extractor; "
+        "print(time.perf_counter() - start)"
+    )
+    inside = [sys.executable, "-c", code]
+    contest = Contest(
+        above=lambda: float(subprocess.run(inside, check=True, capture_output=True, text=True).stdout.split()[-1]),
+        **{
+            name: lambda command=command: seconds_of(lambda: subprocess.run(command, check=True, capture_output=True))
+            for name, command in commands.items()
+        },
+    )
+    return {name: time / 1e3 for name, time in contest.run(rounds, "imports").items()}
+
+
+def peak_memory(arguments: list[str]) -> float:
+    """Peak resident memory of ``ksm`` with these arguments in GiB; without arguments, of its imports.
+
+    The process reads its own peak: the one that its parent gets includes the parent's memory at the fork.
+    """
+    code = (
+        "import sys, ksm_lightning.cli.lightning_cli; arguments = sys.argv[1:]; "
+        "arguments and ksm_lightning.cli.main(arguments); print(open('/proc/self/status').read())"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", text)[-1]) / 2**20
+
+
+def memory(n: int, updates: int) -> tuple[float, float]:
+    """Peak memory of the imports and of ``ksm fit`` on MNIST in GiB."""
+    phases = f"[{{updates: {updates}, eta_w: 0.001, eta_l: 0.01}}]"
+    with tempfile.TemporaryDirectory() as folder:
+        options = [
+            f"--model.num_neurons={n}",
+            f"--model.phases={phases}",
+            f"--trainer.logger.init_args.save_dir={folder}",
+        ]
+        return peak_memory([]), peak_memory(fit_arguments(["mnist", "mnist_released"], *options))
