@@ -157,8 +157,8 @@ def test_a_file_with_different_features_is_not_written(tmp_path, monkeypatch, wr
         extractor = FeatureExtractor.load(path)
         return lambda x: wrong(extractor(x))
 
-    write = export_module._safetensors[0]
-    monkeypatch.setattr(export_module, "_safetensors", (write, read))
+    write = export_module._FORMATS["safetensors"][0]
+    monkeypatch.setitem(export_module._FORMATS, "safetensors", (write, read))
     with pytest.raises(ValueError, match=r"The exported features differ by .*, so no file was written"):
         export(extractor_of(), tmp_path / "x.safetensors", "safetensors")
     assert list(tmp_path.iterdir()) == []
@@ -169,7 +169,7 @@ def test_a_difference_at_one_batch_size_is_detected(tmp_path, monkeypatch):
         extractor = FeatureExtractor.load(path)
         return lambda x: extractor(x) * (torch.nan if len(x) == 1 else 1)
 
-    monkeypatch.setattr(export_module, "_safetensors", (export_module._safetensors[0], read))
+    monkeypatch.setitem(export_module._FORMATS, "safetensors", (export_module._FORMATS["safetensors"][0], read))
     with pytest.raises(ValueError, match="differ by nan"):
         export(extractor_of(), tmp_path / "x.safetensors", "safetensors")
 
@@ -182,7 +182,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
         draft.write_bytes(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(export_module, "_safetensors", (write, None))
+    monkeypatch.setitem(export_module._FORMATS, "safetensors", (write, None))
     with pytest.raises(OSError, match="No space left"):
         export(extractor_of(readout="nystroem"), path, "safetensors")
     assert path.read_bytes() == before

@@ -19,10 +19,8 @@ OnDivergence = Literal["stop", "rollback"]
 class _Block(NamedTuple):
     """Updates that were not checked yet."""
 
-    batches: Tensor
-    """Inputs (updates, batch, m)."""
-    energy: Tensor | None
-    """Energy of the last batch, before its update; None if the block was left early."""
+    batches: Tensor  # (updates, batch, m)
+    energy: Tensor | None  # of the last batch, before its update; None if the block was left early
 
 
 class DivergenceGuard(Callback):

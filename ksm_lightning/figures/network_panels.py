@@ -54,8 +54,9 @@ def among_data(W: np.ndarray, x: np.ndarray) -> np.ndarray:
 def landmarks_panel(axes: Axes, x: np.ndarray, W: np.ndarray, plane: Plane) -> None:
     """The data and the landmarks W."""
     points, landmarks = plane(x), plane(W)
-    axes.scatter(*points.T, s=5, color="0.75", label="data", rasterized=True)
-    axes.scatter(*landmarks.T, s=32, color="#d81f2a", edgecolor="white", linewidth=0.7, label="landmarks $w_i$")
+    axes.scatter(points[:, 0], points[:, 1], s=5, color="0.75", label="data", rasterized=True)
+    u, v = landmarks.T
+    axes.scatter(u, v, s=32, color="#d81f2a", edgecolor="white", linewidth=0.7, label="landmarks $w_i$")
     # The axes stay at the data: one distant landmark would shrink the data to a dot.
     low, high = points.min(0), points.max(0)
     margin = 0.5 * max(float((high - low).max()), 1e-12)
@@ -73,9 +74,8 @@ def tuning_panel(axes: Axes, x: np.ndarray, response: np.ndarray, neuron: int, p
     """The data coloured by the response of one neuron: grey is 0, red positive, blue negative."""
     limit = max(float(np.abs(response).max()), 1e-12)
     order = np.argsort(np.abs(response))  # strong responses on top
-    dots = axes.scatter(
-        *plane(x)[order].T, s=5, c=response[order], cmap=TUNING, vmin=-limit, vmax=limit, rasterized=True
-    )
+    u, v = plane(x)[order].T
+    dots = axes.scatter(u, v, s=5, c=response[order], cmap=TUNING, vmin=-limit, vmax=limit, rasterized=True)
     axes.figure.colorbar(dots, ax=axes, shrink=0.8, label=f"$y_{{{neuron}}}$")
     axes.set_title(f"Response of neuron {neuron}")
     plane.label(axes)

@@ -41,23 +41,14 @@ def lateral_eigenvalues(beta: Tensor, ridge: float) -> Tensor:
 
 
 class Inner(NamedTuple):
-    """The maximum over L at fixed W and q."""
+    """The maximum over L at fixed W and q: L (n, n), float64, and the bound ``J(W, q)``."""
 
     L: Tensor
-    """Lateral weights (n, n), float64."""
     bound: Tensor
-    """``J(W, q)``, the value of the saddle point."""
 
 
 def solve_inner(B: Tensor, self_similarity: Tensor, q: Tensor, ridge: float) -> Inner:
-    """The exact L and the bound J from the drive's second moment.
-
-    Args:
-        B: ``<b b^T>`` (n, n).
-        self_similarity: ``f(w_i, w_i)`` (n,).
-        q: Gains (n,).
-        ridge: The paper's lambda.
-    """
+    """The exact L and the bound J from ``B = <b b^T>`` (n, n), ``f(w_i, w_i)`` (n,) and the gains q (n,)."""
     beta, vectors = torch.linalg.eigh(B.double())
     l = lateral_eigenvalues(beta, ridge)  # noqa: E741
     gain = 0.5 * (q.double().square() * self_similarity.double()).sum()
@@ -67,10 +58,8 @@ def solve_inner(B: Tensor, self_similarity: Tensor, q: Tensor, ridge: float) -> 
 class SimilarityMoment(NamedTuple):
     """The second moment of the similarities ``k = f(x, W)`` over some inputs; enough to solve for q and L."""
 
-    total: Tensor
-    """``sum k k^T`` (n, n), float64."""
+    total: Tensor  # sum k k^T (n, n), float64
     samples: Tensor | int
-    """Number of inputs."""
 
     def of_drive(self, q: Tensor) -> Tensor:
         """``B = <b b^T> = q G q`` (n, n), float64, for the drive ``b = q * k`` and ``G = <k k^T>``."""
@@ -80,15 +69,10 @@ class SimilarityMoment(NamedTuple):
 
 @torch.no_grad()
 def similarity_moment(kernel: Kernel, blocks: Iterable[Tensor], W: Tensor) -> SimilarityMoment:
-    """The second moment of ``f(x, W)`` over all inputs, in one pass.
+    """The second moment of ``f(x, W)`` over all inputs, which come as blocks (samples, m), in one pass.
 
     Similarities are computed in the dtype of W, so that the sum contains the rounding noise that the responses will
     have. The sum is float64.
-
-    Args:
-        kernel: The similarity.
-        blocks: Inputs, one block (samples, m) at a time.
-        W: Landmarks (n, m).
     """
     total = torch.zeros(len(W), len(W), dtype=torch.float64, device=W.device)
     count = 0
@@ -103,9 +87,8 @@ def similarity_moment(kernel: Kernel, blocks: Iterable[Tensor], W: Tensor) -> Si
 def optimal_scale(G: Tensor, self_similarity: Tensor) -> Tensor:
     """The common gain ``c`` that minimises ``J(W, c)`` without a ridge: ``c^(2/3) = tr(G^(2/3)) / sum_i f(w_i, w_i)``.
 
-    Args:
-        G: ``<k k^T>`` (n, n) at gain 1, or ``<b b^T>`` at other gains, which c then multiplies.
-        self_similarity: ``f(w_i, w_i)`` (n,), times the square of those gains.
+    ``G = <k k^T>`` (n, n) is measured at gain 1. At other gains it is ``<b b^T>``, ``self_similarity`` (n,) includes
+    their squares, and c multiplies them.
     """
     eigenvalues = torch.linalg.eigvalsh(G.double()).clamp_(min=0)
     ratio: Tensor = (eigenvalues ** (2 / 3)).sum() / self_similarity.double().sum()

@@ -30,18 +30,12 @@ Stage = Literal["unplaced", "unstarted", "learning"]
 class Observation(NamedTuple):
     """What an update computed, from before the weights changed."""
 
-    k: Tensor
-    """Similarities (batch, n) of this process."""
-    y: Tensor
-    """Responses (batch, n) of this process."""
-    energy: EnergyTerms
-    """Energy of this process's batch."""
-    gradient_norms: tuple[Tensor, Tensor, Tensor]
-    """Norms of the gradients of W, q and L, which are averaged over all processes."""
-    smallest_gain: Tensor
-    """The smallest ``|q|``."""
-    condition: Tensor
-    """A lower bound of the condition number of ``L + ridge I``."""
+    k: Tensor  # similarities (batch, n) of this process
+    y: Tensor  # responses (batch, n) of this process
+    energy: EnergyTerms  # of this process's batch
+    gradient_norms: tuple[Tensor, Tensor, Tensor]  # of W, q and L, averaged over all processes
+    smallest_gain: Tensor  # the smallest |q|
+    condition: Tensor  # a lower bound of the condition number of L + ridge I
 
 
 class Snapshot(NamedTuple):

@@ -38,9 +38,6 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
         W: Landmarks (n, m).
         most: Largest number of moves.
         advantage: How many times more a landmark must explain at the new position.
-
-    Returns:
-        The moves, possibly none.
     """
     points, W = points.double(), W.double()
     n = len(W)

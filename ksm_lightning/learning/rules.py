@@ -25,18 +25,12 @@ RESPONSE_LIMIT = 2.0
 class Correlations(NamedTuple):
     """What one batch says about the weights, averaged over all processes: sums over ``batch`` samples."""
 
-    pullback: PullbackParts
-    """``sum_b y_bi df(w_i, x_b)/dw_i`` in parts. The matrix may be overwritten."""
-    drive: Tensor | None
-    """``sum_b y_bi k_bi`` (n,); None where q stays 1."""
-    y: Tensor
-    """Responses (samples, n)."""
-    C: Tensor | None
-    """``<y y^T>`` (n, n), where other processes contribute to it; None where it is ``y^T y / samples``."""
-    own: SelfTerms
-    """``f(w_i, w_i)`` and its derivatives."""
-    batch: int
-    """Number of samples in a process's batch."""
+    pullback: PullbackParts  # sum_b y_bi df(w_i, x_b)/dw_i in parts; the matrix may be overwritten
+    drive: Tensor | None  # sum_b y_bi k_bi (n,); None where q stays 1
+    y: Tensor  # responses (samples, n)
+    C: Tensor | None  # <y y^T> (n, n) if other processes contribute to it; None if it is y^T y / samples
+    own: SelfTerms  # f(w_i, w_i) and its derivatives
+    batch: int  # samples in the batch of one process
 
     @property
     def per_sample(self) -> float:

@@ -29,12 +29,7 @@ _FEW = 4
 
 
 class Reservoir:
-    """A uniform sample without repetition of all rows that were added.
-
-    Args:
-        capacity: Largest number of rows kept.
-        seed: Seed of the choice.
-    """
+    """A uniform sample without repetition, of at most ``capacity`` rows, of all rows that were added."""
 
     def __init__(self, capacity: int, seed: int = 0) -> None:
         self.capacity = capacity

@@ -83,16 +83,7 @@ def train_on_few(
     """Train with the adaptive schedule, also on fewer different samples than neurons.
 
     In that case as many neurons learn as there are different samples, and the others are silent. Landmarks that no
-    sample determines would respond to new points by rounding errors.
-
-    Args:
-        kernel: The similarity.
-        x: The samples (samples, m).
-        num_neurons: Number of neurons n.
-        updates: Number of updates.
-        batch_size: Samples per batch.
-        seed: Seed of the start and the batches.
-        progress: Called with the number of updates since the last call.
+    sample determines would respond to new points by rounding errors. The arguments are those of :func:`train`.
     """
     different = len(torch.unique(x[: 4 * num_neurons], dim=0))
     if different < num_neurons <= len(x):

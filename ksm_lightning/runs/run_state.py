@@ -15,16 +15,11 @@ from ksm_lightning.private_apis import attached_trainer
 class RunState:
     """What the module and its callbacks share during a run. The module owns it."""
 
-    is_guarded: bool = False
-    """Whether a DivergenceGuard checks the run. Otherwise the module does."""
-    should_pause: bool = False
-    """Set by a callback to leave a block of updates early."""
-    has_updated: bool = False
-    """Whether this run has made an update."""
-    updates_per_second: float = 0.0
-    """From the start of the run to its last update or validation, with everything in between."""
-    encoder: Callable[[Tensor], Tensor] | None = None
-    """What ``predict`` computes of points (batch, m). Default: the network's responses."""
+    is_guarded: bool = False  # a DivergenceGuard checks the run; otherwise the module does
+    should_pause: bool = False  # set by a callback to leave a block of updates early
+    has_updated: bool = False  # this run has made an update
+    updates_per_second: float = 0.0  # up to the last update or validation, with everything in between
+    encoder: Callable[[Tensor], Tensor] | None = None  # what `predict` computes; None: the network's responses
     _started_at: float = 0.0
     _first_update: int = 0
 
