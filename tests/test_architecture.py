@@ -1,5 +1,6 @@
 """The structure of the package: layers, imports, file names, file sizes, and tests that mirror it."""
 
+import ast
 import json
 import re
 import subprocess
@@ -28,7 +29,7 @@ WITHOUT_LIGHTNING = ["kernels", "network", "learning", "evaluation", "baselines"
 # Modules that may share a name: the command is a front of the module or folder.
 FRONTS = {("cli/export.py", "export.py"), ("cli/report.py", "report")}
 
-# Private names of Lightning, jsonargparse and TensorBoard.
+# Private names of Lightning, jsonargparse and TensorBoard that must not even be mentioned elsewhere.
 PRIVATE = [
     "_checkpoint_connector", "_every_n_train_steps", "_get_next_version", "_get_file_writer", "_parse_ckpt_path",
     "_add_subcommands", "_prepare_subcommand_parser", "_prepare_subcommand_kwargs", "_instantiate_trainer",
@@ -163,8 +164,40 @@ def test_no_test_file_imports_another():
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
+def own_names(source: str) -> set[str]:
+    """Names that ``source`` defines: functions, classes, variables, and attributes of ``self``."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                names.add(name)
+    return names
+
+
+def foreign_private_names(source: str, own: set[str]) -> list[str]:
+    """Private attributes and modules that ``source`` uses and that are not among the ``own`` names."""
+    used = [node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    used += [part for name in imports(source, "ksm_lightning") for part in name.split(".")]
+    public = {"_replace", "_asdict", "_fields"}  # of named tuples
+    return [name for name in used if re.match(r"_[a-z]", name) and name not in own | public]
+
+
+def test_the_check_of_private_names_finds_those_of_others():
+    source = (
+        "from torch._dynamo import config\nclass A:\n    def __init__(self):\n        self._x = 1\n"
+        "def f(a, trainer):\n    trainer._state = a._x\n    return trainer._loop(), a._replace(), a.__class__"
+    )
+    assert foreign_private_names(source, own_names(source)) == ["_state", "_loop", "_dynamo"]
+
+
 def test_private_names_of_libraries_are_used_in_one_file():
     used = re.compile(rf"\b({'|'.join(PRIVATE)})\b")
+    own = set().union(*(own_names(path.read_text()) for path in MODULES))
     for path in MODULES:
         if path.name != "private_apis.py":
-            assert used.findall(path.read_text()) == [], path.relative_to(ROOT)
+            text, name = path.read_text(), path.relative_to(ROOT)
+            assert used.findall(text) == [], name
+            assert foreign_private_names(text, own) == [], name
+    assert "_checkpoint_connector" in foreign_private_names((PACKAGE / "private_apis.py").read_text(), own)

@@ -242,9 +242,7 @@ def test_invalid_runs_are_refused(run, message):
 
 def test_a_plain_dataloader_needs_in_features():
     trainer = lightning.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1)
-    with pytest.raises(
-        ValueError, match="Without a datamodule of ksm_lightning the input size"
-    ):
+    with pytest.raises(ValueError, match="Without a datamodule of ksm_lightning the input size"):
         trainer.fit(model(in_features=None), DataLoader(torch.zeros(8, 2)))
 
 

@@ -177,8 +177,7 @@ class Comparison:
         if finite:
             errors |= dict(zip(finite, kernel_nrmse(self.kernel, self.scored, *finite.values()).tolist(), strict=True))
         for name, seed in jobs:
-            seconds = float(np.load(_seconds(cache, name, seed)))
-            self.rows.append(Row(name, n, seed, errors[name, seed], seconds))
+            self.rows.append(Row(name, n, seed, errors[name, seed], float(np.load(_seconds(cache, name, seed)))))
         write_rows(self.table_path, self.rows)
         write_summary(self.folder / "summary.csv", summarise(self.rows))
         shutil.rmtree(cache)

@@ -34,22 +34,14 @@ class FeatureMap(ABC):
 
     @property
     def in_features_(self) -> int:
-        """Number of input features m of the points passed to :meth:`fit`.
-
-        Raises:
-            ValueError: If :meth:`fit` was not called.
-        """
+        """Number of input features m of the points passed to :meth:`fit`; a ValueError before it."""
         if self._in_features is None:
             raise ValueError(f"This {type(self).__name__} is not fitted: call `fit` with points first.")
         return self._in_features
 
     @torch.no_grad()
     def fit(self, x: Tensor) -> Self:
-        """Learn from points (samples, m).
-
-        Raises:
-            ValueError: If the points are invalid or too few.
-        """
+        """Learn from points (samples, m)."""
         if self.n_components < 1:
             raise ValueError(f"`n_components` must be at least 1, got {self.n_components}.")
         self._check_points(x)
@@ -65,11 +57,7 @@ class FeatureMap(ABC):
 
     @torch.no_grad()
     def transform(self, x: Tensor) -> Tensor:
-        """Features (samples, n) of points (samples, m), in the dtype of the points.
-
-        Raises:
-            ValueError: If :meth:`fit` was not called, or the number of input features differs.
-        """
+        """Features (samples, n) of points (samples, m), in the dtype of the points."""
         return self._in_blocks(x, self._features)
 
     def _in_blocks(self, x: Tensor, encode: Callable[[Tensor], Tensor]) -> Tensor:
@@ -109,10 +97,6 @@ class FeatureMap(ABC):
 
 
 def check_enough(method: str, n_components: int, samples: int) -> None:
-    """Check that there are at least as many points as features.
-
-    Raises:
-        ValueError: If there are fewer points than features.
-    """
+    """Raise a ValueError if there are fewer points than features."""
     if n_components > samples:
         raise ValueError(f"{method} of {n_components} features needs at least {n_components} points, got {samples}.")

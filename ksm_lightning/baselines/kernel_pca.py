@@ -20,10 +20,8 @@ _TILE = 2048
 class Eigenpairs(NamedTuple):
     """The largest eigenvalues of a matrix and their eigenvectors."""
 
-    values: Tensor
-    """Eigenvalues (n,), descending."""
-    vectors: Tensor
-    """Unit vectors (samples, n)."""
+    values: Tensor  # (n,), descending
+    vectors: Tensor  # unit vectors (samples, n)
 
 
 def leading_eigenpairs(
@@ -137,11 +135,9 @@ class KernelPCA(FeatureMap):
     def _randomised(self, x: Tensor, generator: torch.Generator) -> Eigenpairs:
         size = min(len(x), self.n_components + self.oversampling)
         start = torch.randn(len(x), size, generator=generator).to(x)
+        product: Callable[[Tensor], Tensor] = _TiledProduct(self.kernel, x, self.progress)
         if len(x) ** 2 * x.element_size() <= self.most_bytes:
-            F = self.kernel(x, x)
-            product: Callable[[Tensor], Tensor] = F.__matmul__
-        else:
-            product = _TiledProduct(self.kernel, x, self.progress)
+            product = self.kernel(x, x).__matmul__
         return leading_eigenpairs(product, start, self.n_components, power_iterations=self.power_iterations)
 
     def _features(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Landmark selectors of the Nystroem approximation.
 
 To add a selector, write a function that maps (kernel, points (samples, m), count, generator) to landmarks (count, m)
-and add one entry to :data:`LANDMARK_SELECTORS`. :class:`ksm_lightning.baselines.Nystroem`, the method registry,
+and add one entry to :data:`LANDMARK_SELECTORS`. The generator is on the CPU. :class:`ksm_lightning.baselines.Nystroem`, the method registry,
 ``ksm compare`` and the figures read that entry.
 """
 
@@ -94,20 +94,18 @@ def leverage_scores(kernel: Kernel, x: Tensor, count: int, generator: torch.Gene
     ``k = count / (4 log count)`` eigenvectors, divided by k. The points are halved recursively: the sample picked at
     one level estimates the scores at the next level, which has twice as many points.
     """
-    samples = len(x)
     oversampling = max(1.0, math.log(count))
     rank = max(1, math.ceil(count / (4 * oversampling)))
-    order = torch.randperm(samples, generator=generator)
-    sizes = [samples]
+    order = torch.randperm(len(x), generator=generator)
+    sizes = [len(x)]
     while sizes[-1] > max(count, 2):
         sizes.append(math.ceil(sizes[-1] / 2))
     picked = order[: sizes[-1]]  # the innermost level keeps all its points
     weights = torch.ones(len(picked), dtype=torch.float64)
     for size in reversed(sizes[:-1]):
         members = order[:size]
-        is_last = size == samples
         scores = _ridge_leverage(kernel, x, members, picked, weights, rank)  # (size,), on the CPU
-        if is_last:
+        if size == len(x):
             return x[members[_weighted_draw(scores, count, generator)].to(x.device)]
         probability = (oversampling * scores).clamp_(max=1)
         is_picked = torch.rand(size, dtype=torch.float64, generator=generator) < probability
@@ -204,8 +202,7 @@ def _residual(kernel: Kernel, x: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
 class LandmarkSelector(NamedTuple):
     """One way to select landmarks, and how comparisons show it."""
 
-    select: Callable[[Kernel, Tensor, int, torch.Generator], Tensor]
-    """Maps (kernel, points (samples, m), count, generator on the CPU) to landmarks (count, m)."""
+    select: Callable[[Kernel, Tensor, int, torch.Generator], Tensor]  # see the docstring of this module
     label: str
     color: str
     marker: str

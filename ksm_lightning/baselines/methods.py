@@ -26,8 +26,7 @@ class NetworkOptions:
     phases: Phases | None = None
     init_scale: float | None = None
     fourier_features: int = 1
-    progress: Callable[[int], object] | None = None
-    """Called with the number of updates since the last call."""
+    progress: Callable[[int], object] | None = None  # called with the number of updates since the last call
 
 
 Make = Callable[[Kernel, int, int, NetworkOptions], FeatureMap]
@@ -46,20 +45,14 @@ class LineStyle(NamedTuple):
 class Method:
     """One method of the comparison."""
 
-    name: str
-    """Name in options and files."""
-    label: str
-    """Name in tables and figures."""
+    name: str  # in options and files
+    label: str  # in tables and figures
     style: LineStyle
     make: Make
-    readout: Readout | None = None
-    """Set for the readouts of the kernel similarity matching network, which share one training."""
-    is_optimum: bool = False
-    """True for kernel PCA: fitted to the scored points, and independent of the seed."""
-    needs_frequencies: bool = False
-    """Whether the kernel must have random Fourier features."""
-    is_default: bool = True
-    """Whether a comparison includes the method by default."""
+    readout: Readout | None = None  # of the kernel similarity matching network; its readouts share one training
+    is_optimum: bool = False  # True for kernel PCA: fitted to the scored points, and independent of the seed
+    needs_frequencies: bool = False  # whether the kernel must have random Fourier features
+    is_default: bool = True  # whether a comparison includes the method by default
 
     def supports(self, kernel: Kernel) -> bool:
         """Whether the method exists for this kernel."""

@@ -76,11 +76,7 @@ class SimilarityMatching(FeatureMap):
 
     @torch.no_grad()
     def features(self, x: Tensor, readout: str) -> Tensor:
-        """Features (samples, n) of the fitted network for any readout, in the dtype of the points.
-
-        Raises:
-            ValueError: If :meth:`fit` was not called, or the readout is unknown.
-        """
+        """Features (samples, n) of the fitted network for any readout, in the dtype of the points."""
         name = check_readout(readout)
         return self._in_blocks(x, lambda part: self._encode(part, name))
 

@@ -17,10 +17,8 @@ class Row(NamedTuple):
     method: str
     n: int
     seed: int
-    nrmse: float
-    """NaN if the training of the network diverged."""
-    seconds: float
-    """Time of the fit. All readouts of one network have the time of its training."""
+    nrmse: float  # NaN if the training of the network diverged
+    seconds: float  # time of the fit; all readouts of one network have the time of its training
 
 
 class Summary(NamedTuple):
@@ -37,11 +35,7 @@ class Summary(NamedTuple):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read the rows of an ``errors.csv``.
-
-    Raises:
-        ValueError: If the file is not such a table.
-    """
+    """Read the rows of an ``errors.csv``."""
     try:
         with path.open(newline="") as file:
             rows = [

@@ -8,13 +8,6 @@ from ksm_lightning.callbacks.run_figures import Figures
 from ksm_lightning.callbacks.update_checkpoint import UpdateCheckpoint
 
 __all__ = [
-    "DivergenceGuard",
-    "Evaluation",
-    "FeatureWriter",
-    "Figures",
-    "KMeansProbe",
-    "KernelErrorEvaluation",
-    "LinearProbe",
-    "UpdateCheckpoint",
-    "UpdateProgressBar",
-]
+    "DivergenceGuard", "Evaluation", "FeatureWriter", "Figures", "KMeansProbe", "KernelErrorEvaluation", "LinearProbe",
+    "UpdateCheckpoint", "UpdateProgressBar",
+]  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ksm_lightning.callbacks.progress_bar import updates_to_do
-from ksm_lightning.data import KSMDataModule
+from ksm_lightning.data.datamodule import KSMDataModule, datamodule_of
 from ksm_lightning.evaluation.clustering import kmeans, matched_accuracy
 from ksm_lightning.evaluation.kernel_error import KernelNRMSE
 from ksm_lightning.evaluation.linear_probe import PENALTIES, Selection, linear_probe
@@ -29,10 +29,6 @@ class Evaluation(Callback):
 
     Args:
         min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
-
-    Raises:
-        NotImplementedError: If the subclass does not implement :meth:`evaluate`.
-        ValueError: If ``min_updates_between`` is negative.
     """
 
     in_progress_bar = True
@@ -52,11 +48,11 @@ class Evaluation(Callback):
         raise NotImplementedError
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        data = getattr(trainer, "datamodule", None)
-        if not isinstance(data, KSMDataModule) or not isinstance(pl_module, KernelSimilarityMatching):
+        if datamodule_of(trainer) is None or not isinstance(pl_module, KernelSimilarityMatching):
+            data = type(getattr(trainer, "datamodule", None)).__name__
             raise ValueError(
                 f"{type(self).__name__} needs a KernelSimilarityMatching module and a datamodule of ksm_lightning, got "
-                f"{type(pl_module).__name__} and {type(data).__name__}: use ArrayDataModule for your own data, or the "
+                f"{type(pl_module).__name__} and {data}: use ArrayDataModule for your own data, or the "
                 "functions in ksm_lightning.evaluation."
             )
 
@@ -75,9 +71,8 @@ class Evaluation(Callback):
         return self.last_update is None or done - self.last_update >= self.min_updates_between or is_last
 
     def _run(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
-        data = getattr(trainer, "datamodule", None)
-        assert isinstance(data, KSMDataModule)
-        assert isinstance(pl_module, KernelSimilarityMatching)
+        data = datamodule_of(trainer)
+        assert data is not None and isinstance(pl_module, KernelSimilarityMatching)  # checked by `setup`
         self.last_update = trainer.global_step
         for name, value in self.evaluate(trainer, pl_module, data, stage).items():
             pl_module.log(name, value, prog_bar=self.in_progress_bar)
@@ -96,16 +91,10 @@ class KernelErrorEvaluation(Evaluation):
         readouts: Readouts to score: ``neural``, ``nystroem``, ``least_squares``.
         max_points: Maximum number of points, a random but fixed subset. The cost grows with its square.
         min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
-
-    Raises:
-        ValueError: If an argument is invalid.
     """
 
     def __init__(
-        self,
-        readouts: Sequence[Readout] = ("neural", "nystroem"),
-        max_points: int = 10_000,
-        min_updates_between: int = 0,
+        self, readouts: Sequence[Readout] = ("neural", "nystroem"), max_points: int = 10_000, min_updates_between: int = 0
     ) -> None:
         super().__init__(min_updates_between)
         if not readouts:
@@ -144,9 +133,6 @@ class LinearProbe(Evaluation):
             accuracy on the validation labels, as ``val/probe_accuracy`` only.
         readout: Features to probe: ``neural``, ``nystroem`` or ``least_squares``.
         min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
-
-    Raises:
-        ValueError: If an argument is invalid.
     """
 
     def __init__(
@@ -206,9 +192,6 @@ class KMeansProbe(Evaluation):
         max_points: Maximum number of points to cluster.
         readout: Features to cluster: ``neural``, ``nystroem`` or ``least_squares``.
         min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
-
-    Raises:
-        ValueError: If an argument is invalid.
     """
 
     in_progress_bar = False
@@ -219,8 +202,7 @@ class KMeansProbe(Evaluation):
         super().__init__(min_updates_between)
         if starts < 1 or max_points < 2:
             raise ValueError(
-                f"KMeansProbe needs `starts` of at least 1 and `max_points` of at least 2, got {starts} and "
-                f"{max_points}."
+                f"KMeansProbe needs `starts` of at least 1 and `max_points` of at least 2, got {starts} and {max_points}."
             )
         self.starts = starts
         self.readout = check_readout(readout)
@@ -240,8 +222,7 @@ class KMeansProbe(Evaluation):
             inputs: dict[Literal["x", "y"], Tensor] = {"x": x, "y": y}
             for name, features in inputs.items():
                 clusters = kmeans(features, min(len(classes), len(x)), starts=self.starts)
-                accuracy = matched_accuracy(clusters.assignment, numbered)
-                scores[metric_names.kmeans_accuracy(stage, name)] = accuracy
+                scores[metric_names.kmeans_accuracy(stage, name)] = matched_accuracy(clusters.assignment, numbered)
         return trainer.strategy.broadcast(scores)
 
 

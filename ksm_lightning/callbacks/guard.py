@@ -38,9 +38,6 @@ class DivergenceGuard(Callback):
         energy_limit: The energy of a batch has run away when its size is this many times larger than at the start and
             than the batch's mean of ``f(x, x)^2``, which bounds it at a solution.
         max_rollbacks: Number of rollbacks after which the run is stopped.
-
-    Raises:
-        ValueError: If a value is not allowed.
     """
 
     def __init__(
@@ -50,8 +47,7 @@ class DivergenceGuard(Callback):
             raise ValueError(f"`on_divergence` must be 'stop' or 'rollback', got {on_divergence!r}.")
         if not energy_limit > 1 or max_rollbacks < 1:
             raise ValueError(
-                "`energy_limit` must be above 1 and `max_rollbacks` at least 1, got "
-                f"{energy_limit} and {max_rollbacks}."
+                f"`energy_limit` must be above 1 and `max_rollbacks` at least 1, got {energy_limit} and {max_rollbacks}."
             )
         self.on_divergence = on_divergence
         self.energy_limit = energy_limit
@@ -159,8 +155,7 @@ class DivergenceGuard(Callback):
         first, end = self._first_update, trainer.global_step
 
         def look(update: int, seen: Observation, rates: Rates) -> None:
-            x = batches[update - first]
-            what = self._what_is_wrong(model, x, seen)
+            what = self._what_is_wrong(model, batches[update - first], seen)
             found.extend([(what, update + 1)] if what else [])
 
         for block in blocks:

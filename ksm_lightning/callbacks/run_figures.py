@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
-from ksm_lightning.data import KSMDataModule
+from ksm_lightning.data.datamodule import KSMDataModule, datamodule_of
 from ksm_lightning.evaluation.portrait import portrait_arrays
 from ksm_lightning.files import write_png
 from ksm_lightning.kernels.pairs import random_subset
@@ -29,9 +29,6 @@ class Figures(Callback):
         every_n_updates: Updates between two overviews; 0 draws only the end of the run.
         max_points: Maximum number of training points to draw and compare.
         num_neurons: Number of neurons whose tuning is drawn.
-
-    Raises:
-        ValueError: If an argument is invalid.
     """
 
     def __init__(self, every_n_updates: int = 5000, max_points: int = 1600, num_neurons: int = 3) -> None:
@@ -72,8 +69,8 @@ class Figures(Callback):
             rank_zero_warn(f"The figures could not be drawn: {error}")
 
     def _draw(self, trainer: L.Trainer, pl_module: L.LightningModule, *, to_files: bool) -> None:
-        data = getattr(trainer, "datamodule", None)
-        if not isinstance(data, KSMDataModule) or not isinstance(pl_module, KernelSimilarityMatching):
+        data = datamodule_of(trainer)
+        if data is None or not isinstance(pl_module, KernelSimilarityMatching):
             return
         log_dir = trainer.log_dir  # a broadcast from the first process: every process must read it
         if not trainer.is_global_zero:
@@ -99,10 +96,8 @@ class Figures(Callback):
         from ksm_lightning import figures  # Matplotlib is slow to import, and most processes do not draw
 
         W, y, x = arrays["W"], arrays["y"], arrays["x"]
-        plane = figures.Plane(x)
+        plane, ends = figures.Plane(x), list(model.schedule.phase_ends)
         neurons = figures.choose_neurons(W, y, self.num_neurons)
-        ends = list(model.schedule.phase_ends)
-
         shown_W = figures.among_data(W, x) if model.network.kernel.is_homogeneous else W
         panels: dict[str, Callable[[Any], None]] = {
             "features": lambda axes: figures.landmarks_panel(axes, x, shown_W, plane)
@@ -111,9 +106,9 @@ class Figures(Callback):
             panels[f"tuning_{neuron}"] = partial(
                 figures.tuning_panel, x=x, response=y[:, neuron], neuron=neuron, plane=plane
             )
-        f, output, nrmse = arrays["f"], arrays["output"], float(arrays["nrmse"])
+        similarities = arrays["f"], arrays["output"], float(arrays["nrmse"])
         spectra = arrays["input_spectrum"], arrays["output_spectrum"]
-        panels["similarities"] = lambda axes: figures.similarity_panel(axes, f, output, nrmse)
+        panels["similarities"] = lambda axes: figures.similarity_panel(axes, *similarities)
         panels["spectra"] = lambda axes: figures.spectra_panel(axes, *spectra)
         panels["responses"] = lambda axes: figures.responses_panel(axes, y)
         panels["energy"] = lambda axes: figures.energy_panel(axes, self._updates, self._energies, ends)

@@ -28,9 +28,6 @@ class UpdateCheckpoint(Checkpoint):
     Args:
         every_n_updates: Number of updates between two checkpoints.
         keep_all: Whether to keep a copy of each checkpoint, named by its update.
-
-    Raises:
-        ValueError: If ``every_n_updates`` is below 1.
     """
 
     def __init__(self, every_n_updates: int = 1000, keep_all: bool = False) -> None:
@@ -38,13 +35,11 @@ class UpdateCheckpoint(Checkpoint):
             raise ValueError(f"`every_n_updates` must be at least 1, got {every_n_updates}.")
         self.every_n_updates = every_n_updates
         self.keep_all = keep_all
-        self.last_path: Path | None = None
-        """The last checkpoint that was written or resumed from, if any."""
+        self.last_path: Path | None = None  # the last checkpoint that was written or resumed from, if any
         self._saved_at: int | None = None
         self._signal: int | None = None
         self._handlers: dict[int, Any] = {}
-        self._can_leave = False
-        """Whether a signal may end the run immediately, as nothing would be lost."""
+        self._can_leave = False  # whether a signal may end the run immediately, as nothing would be lost
 
     # ------------------------------------------------------------------ when to save
 
@@ -113,8 +108,7 @@ class UpdateCheckpoint(Checkpoint):
     def save(self, trainer: L.Trainer) -> None:
         """Write ``last.ckpt``, unless it already holds this update. Every rank must call it.
 
-        Raises:
-            OSError: If it cannot be written. The old checkpoint is kept.
+        If it cannot be written, an OSError is raised and the old checkpoint is kept.
         """
         folder = trainer.log_dir
         if folder is None or self._saved_at == trainer.global_step:

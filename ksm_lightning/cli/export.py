@@ -64,11 +64,7 @@ def export(
 
 
 def extractor_of(ckpt_path: str, readout: Readout, data: KSMDataModule | None = None) -> FeatureExtractor:
-    """The extractor of a checkpoint. Least squares is fitted to ``data``, by default that of the checkpoint's run.
-
-    Raises:
-        ValueError: If least squares has no data to be fitted to.
-    """
+    """The extractor of a checkpoint. Least squares is fitted to ``data``, by default that of the checkpoint's run."""
     content = read_checkpoint(ckpt_path)
     network, prepare = network_of(content), preprocessing_of(content)
     sample = None

@@ -12,10 +12,8 @@ from ksm_lightning.cli.parser import KSMArgumentParser
 class OwnCommand(NamedTuple):
     """A function that is a command, in the module ``ksm_lightning.cli.NAME``."""
 
-    description: str
-    """Its line in ``ksm --help``."""
-    is_positional: bool = False
-    """Whether arguments without a default are given without the name of an option."""
+    description: str  # its line in `ksm --help`
+    is_positional: bool = False  # whether arguments without a default are given without the name of an option
 
 
 OWN_COMMANDS = {

@@ -11,12 +11,9 @@ from ksm_lightning.kernels import full_precision
 class Clusters(NamedTuple):
     """The best of several runs of KMeans."""
 
-    centres: Tensor
-    """Centres (clusters, features)."""
-    assignment: Tensor
-    """Cluster of each sample (samples,)."""
-    energy: float
-    """Sum of squared distances to the centres."""
+    centres: Tensor  # (clusters, features)
+    assignment: Tensor  # cluster of each sample (samples,)
+    energy: float  # sum of squared distances to the centres
 
 
 @torch.no_grad()
@@ -29,9 +26,6 @@ def kmeans(x: Tensor, clusters: int, *, starts: int = 1, max_iterations: int = 1
         starts: Number of random starts.
         max_iterations: Maximum number of iterations.
         seed: Seed of a separate random stream.
-
-    Raises:
-        ValueError: If there are fewer samples than clusters.
     """
     samples, features = x.shape
     if not 1 <= clusters <= samples:
@@ -42,7 +36,6 @@ def kmeans(x: Tensor, clusters: int, *, starts: int = 1, max_iterations: int = 1
         offset = x.mean(0)
         x = x - offset
         centres = x[first.to(x.device)]  # (starts, clusters, features)
-        square = x.square().sum(1)[:, None, None]
         assignment = torch.full((samples, starts), -1, device=x.device)
         for _ in range(max_iterations):
             distance = _distances(x, centres)  # (samples, starts, clusters), without |x|^2
@@ -55,8 +48,7 @@ def kmeans(x: Tensor, clusters: int, *, starts: int = 1, max_iterations: int = 1
             sums = (one_hot.flatten(1).mT @ x).view(starts, clusters, features)
             # A centre without samples does not move.
             centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
-        distance = _distances(x, centres) + square
-        least, assignment = distance.min(2)
+        least, assignment = (_distances(x, centres) + x.square().sum(1)[:, None, None]).min(2)
         energy = least.clamp(min=0).sum(0, dtype=torch.float64)  # (starts,)
         best = int(energy.argmin())
     return Clusters(centres[best] + offset, assignment[:, best], float(energy[best]))
@@ -69,11 +61,7 @@ def _distances(x: Tensor, centres: Tensor) -> Tensor:
 
 
 def matched_accuracy(assignment: Tensor, labels: Tensor) -> float:
-    """Accuracy under the best one-to-one matching of clusters to labels.
-
-    Args:
-        assignment: Cluster of each sample (samples,).
-        labels: Label of each sample (samples,).
+    """Accuracy under the best one-to-one matching of clusters (samples,) to labels (samples,).
 
     Example:
         >>> matched_accuracy(torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 1, 0]))

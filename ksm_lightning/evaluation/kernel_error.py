@@ -69,9 +69,6 @@ def kernel_nrmse(kernel: Kernel, x: Tensor, *representations: Tensor, tile: int 
     Returns:
         Errors (number of representations,), float64.
 
-    Raises:
-        ValueError: If there are no samples, or the number of samples differs.
-
     Example:
         >>> from ksm_lightning.kernels import LinearKernel
         >>> x = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
@@ -103,9 +100,6 @@ class KernelNRMSE(Metric):
         progress: Called with the number of tiles computed since the last call.
         kwargs: Passed to :class:`torchmetrics.Metric`.
 
-    Raises:
-        ValueError: If a number is below 1.
-
     Example:
         >>> from ksm_lightning.kernels import LinearKernel
         >>> metric = KernelNRMSE(LinearKernel())
@@ -131,8 +125,7 @@ class KernelNRMSE(Metric):
         super().__init__(**kwargs | ({"sync_on_compute": False} if is_replicated else {}))
         if num_representations < 1 or (max_points is not None and max_points < 1):
             raise ValueError(
-                "`num_representations` and `max_points` must be at least 1, got "
-                f"{num_representations} and {max_points}."
+                f"`num_representations` and `max_points` must be at least 1, got {num_representations} and {max_points}."
             )
         self.kernel = kernel
         self.max_points = max_points

@@ -4,13 +4,14 @@ All penalties and seeds are solved together with batched linear algebra on the d
 not use autograd, so it works under ``inference_mode``. Global random state is not changed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import full_precision
+from ksm_lightning.network.readout import Encoder, encode_in_blocks
 
 Selection = Literal["validation", "paper"]
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
@@ -25,12 +26,9 @@ _BYTES_AT_ONCE = 2**29
 class Classifiers(NamedTuple):
     """Softmax classifiers ``argmax_c (x W + b)_c``, one per seed and penalty."""
 
-    W: Tensor
-    """Weights (seeds, penalties, features, classes)."""
-    b: Tensor
-    """Biases (seeds, penalties, classes)."""
-    iterations: int
-    """Iterations until the last of them converged."""
+    W: Tensor  # (seeds, penalties, features, classes)
+    b: Tensor  # (seeds, penalties, classes)
+    iterations: int  # until the last of them converged
 
     def accuracy(self, x: Tensor, labels: Tensor) -> Tensor:
         """Accuracy of each classifier on ``x`` (samples, features): (seeds, penalties), float64."""
@@ -126,12 +124,11 @@ def _minimise(objective: _Objective, tolerance: float, max_iterations: int) -> t
 
     A penalty that has converged for every seed leaves the batch.
     """
-    seeds, penalties = objective.z.shape[0], objective.penalty.shape[0]
-    shape = (seeds, penalties, objective.z.shape[2], objective.target.shape[2])
-    phi = objective.z.new_zeros(shape)
+    seeds, _, rank = objective.z.shape
+    penalties, classes = len(objective.penalty), objective.target.shape[2]
+    phi = objective.z.new_zeros(seeds, penalties, rank, classes)
     loss, gradient = objective(phi)
-    step = torch.ones_like(loss)
-    gamma = torch.ones_like(loss)
+    step, gamma = torch.ones_like(loss), torch.ones_like(loss)
     history: list[tuple[Tensor, Tensor, Tensor]] = []
     solution = torch.zeros_like(phi)
     members = torch.arange(penalties, device=phi.device)
@@ -197,9 +194,6 @@ def draw_labelled(labels: Tensor, per_class: int, seed: int) -> Tensor:
         labels: Class numbers (samples,).
         per_class: Samples per class; ``0`` takes all samples.
         seed: Seed of a separate random stream.
-
-    Raises:
-        ValueError: If a class has fewer than ``per_class`` samples.
     """
     labels = labels.cpu()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
@@ -214,23 +208,14 @@ def draw_labelled(labels: Tensor, per_class: int, seed: int) -> Tensor:
     return torch.cat(chosen)
 
 
-def _in_blocks(encode: Callable[[Tensor], Tensor], x: Tensor, block: int = 8192) -> Tensor:
-    return torch.cat([encode(part) for part in torch.split(x, block)])
-
-
 class Probe(NamedTuple):
     """Results of a linear probe at the selected penalty, averaged over seeds."""
 
-    accuracy: float
-    """On the test set; in the paper's protocol, on the validation set."""
-    validation_accuracy: float
-    """On the validation set, which selects the penalty."""
-    train_accuracy: float
-    """On the labelled training samples."""
-    penalty: float
-    """The selected penalty."""
-    deviation: float
-    """Standard deviation of ``accuracy`` over seeds."""
+    accuracy: float  # on the test set; in the paper's protocol, on the validation set
+    validation_accuracy: float  # on the validation set, which selects the penalty
+    train_accuracy: float  # on the labelled training samples
+    penalty: float  # the selected penalty
+    deviation: float  # standard deviation of `accuracy` over seeds
 
 
 @torch.no_grad()
@@ -243,7 +228,7 @@ def linear_probe(
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     penalties: Sequence[float] = PENALTIES,
     selection: Selection = "validation",
-    encode: Callable[[Tensor], Tensor] = lambda x: x,
+    encode: Encoder = lambda x: x,
 ) -> Probe:
     """Accuracy of softmax regression on features, with few labels per class.
 
@@ -257,9 +242,6 @@ def linear_probe(
         selection: ``validation`` reports the accuracy on ``test`` at the penalty that is best on ``validation``;
             ``paper`` reports the best accuracy on ``validation``, which is optimistically biased.
         encode: Maps inputs to features. Default: the identity.
-
-    Raises:
-        ValueError: If test samples are missing, or a class has too few samples.
     """
     if selection not in ("validation", "paper"):
         raise ValueError(f"`selection` must be 'validation' or 'paper', got {selection!r}.")
@@ -271,13 +253,13 @@ def linear_probe(
     classes, numbered = torch.unique(torch.cat([part[1].cpu() for part in parts]), return_inverse=True)
     labels, validation_labels, *test_labels = numbered.split([len(part[1]) for part in parts])
     draws = [draw_labelled(labels, per_class, seed) for seed in seeds]
-    validation_features = _in_blocks(encode, validation[0])
-    test_features = _in_blocks(encode, test[0]) if test is not None and selection == "validation" else None
+    validation_features = encode_in_blocks(encode, validation[0])
+    test_features = encode_in_blocks(encode, test[0]) if test is not None and selection == "validation" else None
     together = max(1, _BYTES_AT_ONCE // (4 * len(draws[0]) * validation_features.shape[1]))
     scores = []
     for start in range(0, len(draws), together):
         chosen = torch.stack(draws[start : start + together]).to(x.device)  # (seeds, samples)
-        drawn = _in_blocks(encode, x[chosen].flatten(0, 1)).view(*chosen.shape, -1)
+        drawn = encode_in_blocks(encode, x[chosen].flatten(0, 1)).view(*chosen.shape, -1)
         drawn_labels = labels.to(x.device)[chosen]
         found = fit_softmax(drawn, drawn_labels, penalties, len(classes))
         on_train = torch.stack(

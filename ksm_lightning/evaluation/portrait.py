@@ -32,9 +32,7 @@ def portrait(network: KSMNetwork, x: Tensor, pairs: int = 500) -> dict[str, Tens
         ``output`` of pairs of points, the filters ``linearised``, the kernel error ``nrmse``, and the eigenvalues
         ``input_spectrum`` and ``output_spectrum`` of both similarity matrices.
     """
-    kernel = network.kernel
-    y = network(x)
-    W = network.W.detach()
+    kernel, W, y = network.kernel, network.W.detach(), network(x)
     if kernel.is_odd:
         W, y = functional.align_signs(W, y)
     few = slice(None, None, max(len(x) // pairs, 1))

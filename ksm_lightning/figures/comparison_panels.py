@@ -31,13 +31,7 @@ def curve(entries: Sequence[Summary]) -> Curve:
 
 
 def error_panel(axes: Axes, curves: Mapping[str, Curve], title: str) -> None:
-    """The kernel error by number of features, one curve per method; bands span the seeds.
-
-    Args:
-        axes: The axes to draw on.
-        curves: Curves by name of the method.
-        title: Title of the panel.
-    """
+    """The kernel error by number of features, one curve per name of a method; bands span the seeds."""
     for name, curve in curves.items():
         label, (color, line, marker) = METHODS[name].label, METHODS[name].style
         axes.plot(curve.sizes, curve.mean, line, color=color, marker=marker, markersize=4.5, linewidth=1.4, label=label)
@@ -62,12 +56,7 @@ def error_panel(axes: Axes, curves: Mapping[str, Curve], title: str) -> None:
 
 
 def ranking_panel(axes: Axes, errors: Mapping[str, Sequence[float]]) -> None:
-    """Bars of the kernel error of several methods at the same n, smallest on top; lines span the seeds.
-
-    Args:
-        axes: The axes to draw on.
-        errors: Errors of the seeds by name of the method.
-    """
+    """Bars of the kernel errors of the seeds, by name of the method, smallest on top; lines span the seeds."""
     means = {name: float(np.mean(values)) for name, values in errors.items()}
     order = sorted(means, key=lambda name: -means[name])
     axes.barh(

@@ -126,8 +126,7 @@ def energy_panel(axes: Axes, updates: Sequence[int], energies: Sequence[float], 
     steps, values = np.asarray(updates), np.asarray(energies, dtype=float)
     axes.plot(steps, values, color="0.75", linewidth=0.8, label="batch")
     window = min(len(values), 20)
-    borders = [0, *phase_ends, np.inf]
-    for start, stop in pairwise(borders):
+    for start, stop in pairwise([0, *phase_ends, np.inf]):
         phase = (steps > start) & (steps <= stop)
         if window > 1 and phase.sum() >= window:
             mean = np.convolve(values[phase], np.ones(window) / window, mode="valid")

@@ -33,23 +33,18 @@ _ALIKE = 0.99
 class Finding(NamedTuple):
     """One problem or possible improvement."""
 
-    severity: Severity
-    """``error``: the network is unusable; ``warning``: it could be better; ``advice``: it could be used better."""
+    severity: Severity  # error: the network is unusable; warning: it could be better; advice: it could be used better
     title: str
-    measured: str
-    """The measured values and their reference."""
-    advice: str
-    """What to do."""
+    measured: str  # the measured values and their reference
+    advice: str  # what to do
 
 
 class Errors(NamedTuple):
     """Kernel errors (NRMSE) on the same points with the same number of features."""
 
     neural: float
-    nystroem: float
-    """Nystroem readout of the network's landmarks."""
-    uniform: float
-    """Nystroem with landmarks drawn uniformly from the data."""
+    nystroem: float  # Nystroem readout of the network's landmarks
+    uniform: float  # Nystroem with landmarks drawn uniformly from the data
 
 
 @dataclass(frozen=True)
@@ -167,8 +162,7 @@ def _about_training(evidence: Evidence) -> Iterator[Finding]:
             "warning",
             "The run stopped early",
             f"{evidence.updates:,} of {evidence.planned:,} updates were made.",
-            "Continue it: ksm fit --config=RUN/config.yaml --ckpt_path=RUN/checkpoints/last.ckpt "
-            "--trainer.max_steps=-1",
+            "Continue it: ksm fit --config=RUN/config.yaml --ckpt_path=RUN/checkpoints/last.ckpt --trainer.max_steps=-1",
         )
     fall = falling(evidence.energies)
     if fall is not None:

@@ -17,18 +17,12 @@ landmarks."""
 class Health(NamedTuple):
     """The state of a trained network on points."""
 
-    is_finite: bool
-    """Whether parameters and responses are finite. If not, the other values have no meaning."""
-    silent: int = 0
-    """Number of neurons whose mean squared response is below 1 % of the mean over neurons."""
-    idle: int = 0
-    """Number of landmarks that would reduce the error more at another position; at most a quarter is counted."""
-    smallest: float = 1.0
-    """Smallest eigenvalue of L."""
-    largest: float = 1.0
-    """Largest eigenvalue of L."""
-    precision: float = torch.finfo(torch.float32).eps
-    """Machine epsilon of the dtype of the responses."""
+    is_finite: bool  # parameters and responses; if False, the other values have no meaning
+    silent: int = 0  # neurons whose mean squared response is below 1 % of the mean over neurons
+    idle: int = 0  # landmarks that would reduce the error more at another position; at most a quarter is counted
+    smallest: float = 1.0  # smallest eigenvalue of L
+    largest: float = 1.0  # largest eigenvalue of L
+    precision: float = torch.finfo(torch.float32).eps  # machine epsilon of the dtype of the responses
 
 
 @torch.no_grad()
@@ -60,8 +54,7 @@ class Similarity(NamedTuple):
 
     mean: float
     mean_square: float
-    distance: float
-    """Median distance between two points."""
+    distance: float  # median distance between two points
 
 
 @torch.no_grad()

@@ -44,12 +44,9 @@ class Probes(NamedTuple):
     """Accuracies of linear probes."""
 
     labels_per_class: list[int]
-    found: dict[str, list[Probe]]
-    """One probe per number of labels, by probed features: ``x`` or the name of a readout."""
-    is_test_learned: bool
-    """Whether the network was also trained on the test points, without their labels."""
-    has_test_points: bool
-    """Whether test points exist. Otherwise the accuracy is that of the validation labels."""
+    found: dict[str, list[Probe]]  # one per number of labels, by probed features: `x` or the name of a readout
+    is_test_learned: bool  # whether the network was also trained on the test points, without their labels
+    has_test_points: bool  # if False, the accuracy is that of the validation labels
 
     @property
     def typical(self) -> int:
@@ -78,12 +75,7 @@ class Report:
 
 
 def load(run: FinishedRun, device: str) -> tuple[KernelSimilarityMatching, KSMDataModule]:
-    """Load the network of a run on a device, and its data.
-
-    Raises:
-        FileNotFoundError: If the checkpoint or the data is missing.
-        ValueError: If a file is damaged, or the data does not match the network.
-    """
+    """Load the network of a run on a device, and its data. Missing or damaged files are errors."""
     model = KernelSimilarityMatching.load_from_checkpoint(run.existing_checkpoint(), device)
     data = run.data()
     try:

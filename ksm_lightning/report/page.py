@@ -99,14 +99,7 @@ def percent(value: float) -> str:
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], own: Iterable[str] = ()) -> str:
-    """A table in a scrollable container. The first cell of a row is its name.
-
-    Args:
-        caption: Caption of the table.
-        head: Names of the columns.
-        rows: Texts of the cells; they are escaped.
-        own: Names of the rows in bold.
-    """
+    """A table in a scrollable container. The first cell of a row is its name; rows named in ``own`` are bold."""
     names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     lines = []
     for name, *cells in rows:

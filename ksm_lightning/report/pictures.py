@@ -37,10 +37,8 @@ class Picture(NamedTuple):
     png: bytes
     width: int
     height: int
-    alt: str
-    """Alternative text: the content, for readers who cannot see the picture."""
-    caption: str
-    """How to read it."""
+    alt: str  # the content, for readers who cannot see the picture
+    caption: str  # how to read it
 
 
 def picture(figure: Figure, alt: str, caption: str = "") -> Picture:

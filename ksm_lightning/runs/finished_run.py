@@ -29,9 +29,6 @@ class FinishedRun:
     Args:
         folder: The run folder.
         checkpoint_path: The checkpoint to read. Default: ``checkpoints/last.ckpt`` in the folder.
-
-    Raises:
-        FileNotFoundError: If the folder does not exist or is not a run folder.
     """
 
     def __init__(self, folder: str | Path, checkpoint_path: str | Path | None = None) -> None:
