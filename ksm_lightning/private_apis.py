@@ -1,8 +1,8 @@
 """The private names of Lightning, torchmetrics and TensorBoard that this package cannot avoid, all in one file.
 
 Each entry gives the reason, and ``tests/test_private_apis.py`` fails when its behaviour changes. Tried with lightning
-2.6.6, torchmetrics 1.9.0, torch 2.15.0 and tensorboard 2.21.0. The command line needs none of LightningCLI and
-jsonargparse (tried: 4.53.0). Lightning is not imported here, so that the layers below it can use this file.
+2.6.6, torchmetrics 1.9.0, torch 2.15.0 and tensorboard 2.21.0. The command line uses no private names of LightningCLI
+or jsonargparse (tried: 4.53.0). Lightning is not imported here, so that the layers below it can use this file.
 """
 
 from typing import TYPE_CHECKING, Any

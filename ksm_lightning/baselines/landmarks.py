@@ -1,8 +1,8 @@
 """Landmark selectors of the Nystroem approximation.
 
 To add a selector, write a function that maps (kernel, points (samples, m), count, generator) to landmarks (count, m)
-and add one entry to :data:`LANDMARK_SELECTORS`. The generator is on the CPU. :class:`ksm_lightning.baselines.Nystroem`, the method registry,
-``ksm compare`` and the figures read that entry.
+and add one entry with a label, color and marker to :data:`LANDMARK_SELECTORS`. The generator is on the CPU. The entry
+is read by :class:`ksm_lightning.baselines.Nystroem`, the method registry, ``ksm compare`` and the figures.
 """
 
 import math
@@ -148,21 +148,12 @@ def _weighted_draw(weights: Tensor, count: int, generator: torch.Generator) -> T
     return (uniform.log() / weights.clamp(min=float(floor))).topk(count).indices
 
 
-def gradient_optimised(
-    kernel: Kernel, x: Tensor, count: int, generator: torch.Generator, max_iterations: int = 50
-) -> Tensor:
-    """Landmarks that minimise the residual ``tr(F - f(x,W) f(W,W)^-1 f(W,x))`` by L-BFGS.
+def gradient_optimised(kernel: Kernel, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Landmarks that minimise the residual ``tr(F - f(x,W) f(W,W)^-1 f(W,x))`` by at most 50 iterations of L-BFGS.
 
     The residual is the sum of squared distances of the points from the span of the landmarks in the kernel's feature
     space, an objective similar to that of Fu (2014). The gradient needs ``V = f(W,W)^-1 f(W,x)`` and the kernel's
     pullback. The start is :func:`pivoted_cholesky` on a sample of the data.
-
-    Args:
-        kernel: The similarity.
-        x: Points (samples, m).
-        count: Number of landmarks.
-        generator: Source of randomness, on the CPU.
-        max_iterations: Maximum number of L-BFGS iterations.
     """
     sample = uniform(kernel, x, max(_POINTS_AT_LEAST, _POINTS_PER_LANDMARK * count), generator).double()
     W = pivoted_cholesky(kernel, sample, count, generator)
@@ -171,7 +162,7 @@ def gradient_optimised(
         return W.to(x.dtype)  # all similarities are 0
     W = W.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
-        [W], max_iter=max_iterations, history_size=20, line_search_fn="strong_wolfe",
+        [W], max_iter=50, history_size=20, line_search_fn="strong_wolfe",
         tolerance_grad=1e-12, tolerance_change=1e-12,
     )  # fmt: skip
 

@@ -72,7 +72,8 @@ class Evaluation(Callback):
 
     def _run(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
         data = datamodule_of(trainer)
-        assert data is not None and isinstance(pl_module, KernelSimilarityMatching)  # checked by `setup`
+        assert data is not None
+        assert isinstance(pl_module, KernelSimilarityMatching)
         self.last_update = trainer.global_step
         for name, value in self.evaluate(trainer, pl_module, data, stage).items():
             pl_module.log(name, value, prog_bar=self.in_progress_bar)
@@ -94,7 +95,10 @@ class KernelErrorEvaluation(Evaluation):
     """
 
     def __init__(
-        self, readouts: Sequence[Readout] = ("neural", "nystroem"), max_points: int = 10_000, min_updates_between: int = 0
+        self,
+        readouts: Sequence[Readout] = ("neural", "nystroem"),
+        max_points: int = 10_000,
+        min_updates_between: int = 0,
     ) -> None:
         super().__init__(min_updates_between)
         if not readouts:
@@ -202,7 +206,8 @@ class KMeansProbe(Evaluation):
         super().__init__(min_updates_between)
         if starts < 1 or max_points < 2:
             raise ValueError(
-                f"KMeansProbe needs `starts` of at least 1 and `max_points` of at least 2, got {starts} and {max_points}."
+                f"KMeansProbe needs `starts` of at least 1 and `max_points` of at least 2, got {starts} and "
+                f"{max_points}."
             )
         self.starts = starts
         self.readout = check_readout(readout)

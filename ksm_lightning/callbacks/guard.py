@@ -47,7 +47,8 @@ class DivergenceGuard(Callback):
             raise ValueError(f"`on_divergence` must be 'stop' or 'rollback', got {on_divergence!r}.")
         if not energy_limit > 1 or max_rollbacks < 1:
             raise ValueError(
-                f"`energy_limit` must be above 1 and `max_rollbacks` at least 1, got {energy_limit} and {max_rollbacks}."
+                "`energy_limit` must be above 1 and `max_rollbacks` at least 1, got "
+                f"{energy_limit} and {max_rollbacks}."
             )
         self.on_divergence = on_divergence
         self.energy_limit = energy_limit

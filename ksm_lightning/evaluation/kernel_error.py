@@ -125,7 +125,8 @@ class KernelNRMSE(Metric):
         super().__init__(**kwargs | ({"sync_on_compute": False} if is_replicated else {}))
         if num_representations < 1 or (max_points is not None and max_points < 1):
             raise ValueError(
-                f"`num_representations` and `max_points` must be at least 1, got {num_representations} and {max_points}."
+                "`num_representations` and `max_points` must be at least 1, got "
+                f"{num_representations} and {max_points}."
             )
         self.kernel = kernel
         self.max_points = max_points

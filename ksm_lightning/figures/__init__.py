@@ -3,8 +3,19 @@
 from ksm_lightning.figures.canvas import draw, new_figure, render
 from ksm_lightning.figures.comparison_panels import Curve, curve, error_panel, ranking_panel
 from ksm_lightning.figures.network_panels import (
-    TUNING, Plane, among_data, choose_neurons, energy_panel, history_panel, image_grid, image_grid_panel,
-    landmarks_panel, responses_panel, similarity_panel, spectra_panel, tuning_panel,
+    TUNING,
+    Plane,
+    among_data,
+    choose_neurons,
+    energy_panel,
+    history_panel,
+    image_grid,
+    image_grid_panel,
+    landmarks_panel,
+    responses_panel,
+    similarity_panel,
+    spectra_panel,
+    tuning_panel,
 )  # fmt: skip
 
 __all__ = [

@@ -54,7 +54,8 @@ class Kernel(nn.Module, ABC):
     Built-in kernels override what an update needs with closed forms.
 
     Constructor arguments must be numbers, stored under their own names. Checkpoints save them
-    (:meth:`params`), and a phase of the schedule can change them (:meth:`with_params`).
+    (:meth:`params`), and a phase of the schedule can change them (:meth:`with_params`). Put
+    ``@register_kernel("name")`` above the class to use it by name, in configurations and checkpoints.
 
     Attributes:
         is_radial: Whether ``f(u, v)`` depends only on ``|u - v|``.

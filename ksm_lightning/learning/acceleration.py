@@ -53,9 +53,6 @@ class Accelerator:
 
     def __call__(self, kernel: Kernel, batch: Batch, sizes: StepSizes, tracks: bool, *, is_single: bool) -> None:
         """One step with the version for this kernel and solver, which is made at its first use."""
-        if self.method == "none":
-            self.step(batch, sizes, tracks)
-            return
         version = self._versions.get((kernel, tracks))
         if version is None:
             version = self._compiled() if self.method == "compile" else self._recorded(is_single)

@@ -47,7 +47,7 @@ class Snapshot(NamedTuple):
 
 
 class Learner:
-    """Trains a network. Its verbs: :meth:`start`, :meth:`learn`, :meth:`move_idle_landmarks`, :meth:`finish`.
+    """Trains a network. Its main methods: :meth:`start`, :meth:`learn`, :meth:`move_idle_landmarks`, :meth:`finish`.
 
     The LightningModule, :func:`~ksm_lightning.learning.training.train`, the stream and the divergence guard all use it.
     Code that changes the weights in another way must call :meth:`invalidate`.
@@ -88,7 +88,7 @@ class Learner:
         self._kernel_changes: dict[str, float] = {}
         self._batches: list[Batch] = []
 
-    # ------------------------------------------------------------------ the four verbs
+    # ------------------------------------------------------------------ start, learn, move, finish
 
     @torch.no_grad()
     def start(self, x: Tensor) -> None:
@@ -136,9 +136,9 @@ class Learner:
                 if sample is not None and schedule.relocates_before(update):
                     self.move_idle_landmarks(sample(update, batches[index]))
                 is_observed = observe is not None and observe(update)
-                seen = self._update(batches, index, rates, is_observed, schedule.is_settling(update))
-                if seen is not None and on_observation is not None:
-                    on_observation(update, seen, rates)
+                observed = self._update(batches, index, rates, is_observed, schedule.is_settling(update))
+                if observed is not None and on_observation is not None:
+                    on_observation(update, observed, rates)
                 if should_stop is not None and should_stop():
                     return index + 1
         return len(batches)
@@ -217,7 +217,7 @@ class Learner:
         return [name for name, total in zip(names, self.health().tolist(), strict=True) if not math.isfinite(total)]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the weights and the update count."""
+        """What a checkpoint contains in addition to the weights and the update count."""
         return {"rate_factor": self.rate_factor, "inverse": self.responses.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -232,8 +232,10 @@ class Learner:
     def _block(self, batches: Tensor) -> Iterator[None]:
         """Everything that the updates of a block (updates, batch, m) share."""
         network = self.network
-        # A module's attributes are slow to look up, and an update needs them often.
+        # Attributes of modules and properties are slow to look up, and an update needs them often.
         self._W, self._q, self._L = network.W, network.q, network.L
+        self._processes = self.collectives.size
+        self._samples = batches.shape[1] * self._processes
         self.responses.prepare()
         self.rule.prepare(self._q)
         self._batches = []
@@ -265,19 +267,17 @@ class Learner:
     ) -> Observation | None:
         if not self._batches or self.network.kernel is not self._kernel:
             self._prepare(batches)
-        step_L = self.rule.step_of_L(rates.L)
-        responses, samples = self.responses, batches.shape[1] * self.collectives.size
-        tracks = responses.choose(step_L, samples, factorise=is_settling)
-        sizes = StepSizes(rates.W, rates.q, step_L, responses.ridge_error)
-        seen = None
-        if is_observed:
-            seen = self._step(self._batches[index], sizes, tracks, observe=True)
+        step_L, responses, batch = self.rule.step_of_L(rates.L), self.responses, self._batches[index]
+        tracks = responses.choose(step_L, self._samples, is_settling)
+        sizes = StepSizes(rates.W, rates.q, step_L, responses.ridge_error if tracks else 0.0)
+        observed = None
+        if is_observed or self._accelerator.method == "none":
+            observed = self._step(batch, sizes, tracks, is_observed)
         else:
-            is_single = self.collectives.size == 1
-            self._accelerator(self._kernel, self._batches[index], sizes, tracks, is_single=is_single)
+            self._accelerator(self._kernel, batch, sizes, tracks, is_single=self._processes == 1)
         if tracks:
             responses.advance(step_L)
-        return seen
+        return observed
 
     def _step(self, batch: Batch, sizes: StepSizes, tracks: bool, observe: bool = False) -> Observation | None:
         """One update of W, q and L, all from the same weights."""
@@ -302,11 +302,11 @@ class Learner:
     def _correlate(
         self, k: Tensor, y: Tensor, pulled: PullbackParts, own: SelfTerms, learns_q: bool, tracks: bool
     ) -> Correlations:
-        """What the batch says about the weights, averaged over all processes in one reduction."""
+        """The statistics of the batch, averaged over all processes in one reduction."""
         drive = None
         if learns_q:
             drive = (y * k).sum(0) if pulled.correlation is None else pulled.correlation
-        if self.collectives.size == 1:
+        if self._processes == 1:
             return Correlations(pulled, drive, y, None, own, len(y))
         if pulled.base is not None and pulled.base is not self._W:
             pulled = PullbackParts(pulled.dense())  # the base depends on this process's batch

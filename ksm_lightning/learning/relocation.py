@@ -28,8 +28,8 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
 
     The residual of a set of landmarks is ``R = F - f(x,W) f(W,W)^-1 f(W,x)``. Removing landmark i adds
     ``sum_x v_ix^2 / P_ii`` to its trace, with ``P = f(W,W)^-1`` and ``v = P f(W,x)``. Adding one at point c removes
-    ``sum_x R_xc^2 / R_cc``, where the point's own share is not counted. A neuron far from all data, one of length 0 and
-    one of two at the same position all explain nothing and have the same small number. Each move is followed by
+    ``sum_x R_xc^2 / R_cc``, where the point's own share is not counted. The loss is close to 0 for
+    a neuron far from all data, for one of length 0, and for one of two at the same position. Each move is followed by
     rank-one corrections, so that the next one takes it into account.
 
     Args:

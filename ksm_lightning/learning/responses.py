@@ -89,7 +89,7 @@ class ResponseSolver:
 
     # ------------------------------------------------------------------ one update
 
-    def choose(self, step_L: float, samples: int, *, factorise: bool = False) -> bool:
+    def choose(self, step_L: float, samples: int, factorise: bool = False) -> bool:
         """Decide whether the next update uses the tracked inverse, and recompute it if it is due.
 
         Args:

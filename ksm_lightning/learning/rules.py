@@ -1,7 +1,8 @@
 """The learning rules: W and q descend the energy, L ascends it. This is the code that training runs.
 
-A rule gets what one batch says about the weights (:class:`Correlations`) and changes W, q and L in place. Angle
-brackets are averages over the batch and over all processes. All three steps start from the same weights.
+A rule gets the correlations of one batch (:class:`Correlations`) and changes W, q and L in place. Angle brackets are
+averages over the batch and over all processes. All three steps start from the same weights. The step sizes come from
+:mod:`ksm_lightning.learning.schedule`. Besides these steps, the learner sets L exactly at the start and at the end.
 """
 
 import math
@@ -13,17 +14,17 @@ from torch import Tensor
 from ksm_lightning.kernels import PullbackParts, SelfTerms
 from ksm_lightning.network import functional
 
-# A step size; a tensor () where a compiled or recorded update must not contain the number.
+# A tensor () instead of a float where a compiled or recorded update must not contain the number.
 StepSize = float | Tensor
 
-# A step moves phi(w) by at most this fraction of a typical length. Gains below this fraction of the mean count as that.
+# A step moves phi(w) by at most TRUST times a typical length. Smaller gains are raised to GAIN_FLOOR times their mean.
 TRUST, GAIN_FLOOR = 0.5, 0.01
 # Natural steps limit responses to this multiple of sqrt(f(x, x)), their length at a solution.
 RESPONSE_LIMIT = 2.0
 
 
 class Correlations(NamedTuple):
-    """What one batch says about the weights, averaged over all processes: sums over ``batch`` samples."""
+    """The statistics of one batch that the rules need: sums over its samples, averaged over all processes."""
 
     pullback: PullbackParts  # sum_b y_bi df(w_i, x_b)/dw_i in parts; the matrix may be overwritten
     drive: Tensor | None  # sum_b y_bi k_bi (n,); None where q stays 1
@@ -156,7 +157,7 @@ class NaturalRule:
         add_scaled(q, drive, step / seen.batch)
 
     def ascend_L(self, L: Tensor, seen: Correlations, step: StepSize) -> None:
-        """``L += step_l (<y y^T> - L)``."""
+        """``L += step_l (<y y^T> - L)``, which is ``2 step_l de/dL``."""
         move_towards_C(L, seen, step)
 
     def step_of_L(self, step_l: float) -> float:
@@ -168,7 +169,7 @@ Rule = PaperRule | NaturalRule
 
 
 def move_towards_C(L: Tensor, seen: Correlations, step: StepSize) -> None:
-    """``L += step (<y y^T> - L)`` in place, in one product where possible."""
+    """``L += step (C - L)`` with ``C = <y y^T>``: along the gradient ``de/dL = (C - L) / 2``, in place."""
     if seen.C is not None:
         L.lerp_(seen.C, step)
     elif isinstance(step, Tensor):

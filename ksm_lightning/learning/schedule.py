@@ -14,7 +14,7 @@ PaperPhases = Literal["paper_half_moons", "paper_mnist", "released_mnist"]
 
 
 class Rates(NamedTuple):
-    """The step size of each parameter in one update."""
+    """The step sizes of W, q and L in one update. The learner scales them after a rollback, the rule limits them."""
 
     W: float
     q: float
@@ -29,7 +29,7 @@ class Schedule(ABC):
     """What a :class:`~ksm_lightning.learning.learner.Learner` needs to know about an update.
 
     Every method is a function of the update's number alone, so a resumed run continues exactly. A subclass defines the
-    two abstract ones; the others answer for a kernel and landmarks that never change by schedule.
+    two abstract ones; the defaults of the others assume a fixed kernel and no relocation.
     """
 
     is_natural: bool = False
@@ -180,7 +180,7 @@ class AdaptiveSchedule(Schedule):
     Before some updates of the first half (2, 5, 10, 20, 30, 40 and 50 % of the run) landmarks that explain nothing are
     moved to where the residual is largest (:mod:`ksm_lightning.learning.relocation`).
 
-    Proven: with y minimised out, the energy is concave in L and has a closed-form maximum
+    Proven: minimised over y, the energy is concave in L and has a closed-form maximum
     (:mod:`ksm_lightning.learning.exact`), so L has no local maxima and a run can end exactly. Natural steps vanish
     where the paper's gradients vanish, so both have the same solutions. Responses are limited in length
     (:class:`~ksm_lightning.learning.rules.NaturalRule`), so L is an average of bounded positive semi-definite matrices
@@ -202,7 +202,8 @@ class AdaptiveSchedule(Schedule):
     """
 
     is_natural = True
-    _LARGEST, _STEP_L, _RATIO, _HOLD, _FINAL, _MARGIN = 0.1, 0.25, 1 / 3, 0.3, 0.02, 1 / 3
+    _LARGEST, _STEP_L, _MARGIN = 0.1, 0.25, 1 / 3  # L's step: min(0.1, 0.25 batch / (n + batch / 3))
+    _RATIO, _HOLD, _FINAL = 1 / 3, 0.3, 0.02  # W's and q's part of it; constant for 30 % of the run; at the end 2 %
     _RELOCATIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 
     def __init__(self, updates: int = 5000) -> None:

@@ -18,11 +18,11 @@ from ksm_lightning.network import KSMNetwork
 
 # Number of updates on the remembered samples when the network is restarted.
 _REHEARSAL = 200
-# Landmarks, scale and L are revised whenever the stream has grown by this factor: often enough for a class that comes
-# late, and for one that has gone not to be forgotten.
+# Landmarks, scale and L are revised whenever the stream has grown by this factor. This is often enough to learn classes
+# that appear late, and to keep those that have disappeared.
 _GROWTH = 1.2
-# How many times more a landmark must explain elsewhere to be moved. A moved one needs many updates to find its gain,
-# and a stream has no second half without moves.
+# How many times more a landmark must explain elsewhere to be moved. A moved landmark needs many updates to find its
+# gain, and in a stream the moves never stop.
 _ADVANTAGE = 3.0
 # A network from `fit` is restarted, too, when its samples have doubled, up to this number of samples per neuron.
 _FEW = 4
@@ -61,7 +61,7 @@ class Stream:
     and over-responds when it returns. In between, natural steps apply, with the sizes of
     :class:`~ksm_lightning.learning.schedule.StreamSchedule`.
 
-    The network that learns has an L that is open to every direction. :meth:`settled` returns the same landmarks with
+    The L of the network that learns is shrunk towards a multiple of I. :meth:`settled` returns the same landmarks with
     the exact L for the remembered samples. Learning cannot continue with that L: it amplifies its smallest directions,
     so a step of q that rotates them would change the responses strongly.
 
@@ -130,14 +130,14 @@ class Stream:
     def _revise(self, learner: Learner) -> None:
         known = torch.unique(self.reservoir.rows, dim=0).to(learner.network.W)
         learner.move_idle_landmarks(known, advantage=_ADVANTAGE)
-        self._open(learner)
+        self._rebalance(learner)
 
     def _continue_with(self, network: KSMNetwork) -> None:
         self._learner = Learner(network, StreamSchedule(), stage="learning")
-        self._open(self._learner)
+        self._rebalance(self._learner)
 
-    def _open(self, learner: Learner) -> None:
-        """Recompute scale and L for the remembered samples, open to directions that they do not show."""
+    def _rebalance(self, learner: Learner) -> None:
+        """Recompute scale and L for the remembered samples, with shrinkage for directions that they do not show."""
         n, rows = self.num_neurons, self.reservoir.rows
         learner.balance(rows, n / (n + len(rows)))
 

@@ -162,7 +162,8 @@ def _about_training(evidence: Evidence) -> Iterator[Finding]:
             "warning",
             "The run stopped early",
             f"{evidence.updates:,} of {evidence.planned:,} updates were made.",
-            "Continue it: ksm fit --config=RUN/config.yaml --ckpt_path=RUN/checkpoints/last.ckpt --trainer.max_steps=-1",
+            "Continue it: ksm fit --config=RUN/config.yaml --ckpt_path=RUN/checkpoints/last.ckpt "
+            "--trainer.max_steps=-1",
         )
     fall = falling(evidence.energies)
     if fall is not None:

@@ -12,7 +12,6 @@ from typing import Any
 from ksm_lightning.baselines.methods import METHODS, READOUT_METHODS
 from ksm_lightning.report.diagnosis import Finding
 from ksm_lightning.report.measure import Probes, Report
-from ksm_lightning.report.pictures import Picture
 
 MARK = b"Made by ksm report"
 """A file that contains this is a report, and may be replaced."""
@@ -118,9 +117,9 @@ def findings_list(findings: Sequence[Finding]) -> str:
     """The diagnosis as a list, or a sentence if there are no findings."""
     if not findings:
         return (
-            '<ul class="findings"><li class="good"><h3>No problems found</h3><p>Checked: dead neurons, idle landmarks, '
-            "the condition of L, the limit of the bound, randomly drawn landmarks, a decreasing energy, and the "
-            "kernel's width.</p></li></ul>"
+            '<ul class="findings"><li class="good"><h3>No problems found</h3><p>Checked: divergence, dead neurons, '
+            "idle landmarks, the condition of L, randomly drawn landmarks, the limit of the bound, an early stop, a "
+            "falling energy, and the kernel's width.</p></li></ul>"
         )
     items = "\n".join(
         f'<li class="{finding.severity}"><span class="mark">{_WORDS[finding.severity]}</span>'
@@ -135,12 +134,8 @@ def _with_code(text: str) -> str:
 
 
 def _pictures(report: Report, section: str) -> str:
-    return _figures(report.pictures.get(section, []))
-
-
-def _figures(pictures: Sequence[Picture]) -> str:
     figures = []
-    for picture in pictures:
+    for picture in report.pictures.get(section, []):
         source = f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
         caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
         figures.append(
@@ -216,10 +211,9 @@ def _comparison(report: Report) -> str:
 
 
 def _configuration(report: Report) -> str:
-    rows = [[name, value] for name, value in main_values(report).items()]
     text = escape(report.run.config_text)
     return (
-        table("Main options", ["option", "value"], rows)
+        table("Main options", ["option", "value"], main_values(report).items())
         + f"<details><summary>Full configuration (config.yaml)</summary>\n<pre>{text}</pre></details>\n"
     )
 

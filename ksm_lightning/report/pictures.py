@@ -140,12 +140,8 @@ def _draw_plane(data: Mapping[str, np.ndarray], kernel: Kernel) -> list[Picture]
             "Landmarks should cover the data. A landmark far from the data never responds.",
         )
     ]
-
-    def tuning(axes: Axes, neuron: int) -> None:
-        figures.tuning_panel(axes, x, y[:, neuron], neuron, plane)
-
     for neuron in figures.choose_neurons(data["W"], y, _TUNED_NEURONS):
-        panel = partial(tuning, neuron=neuron)
+        panel = partial(figures.tuning_panel, x=x, response=y[:, neuron], neuron=neuron, plane=plane)
         drawn.append(picture(figures.draw(panel), f"The data {where}, coloured by the response of neuron {neuron}."))
     return drawn
 

@@ -1,4 +1,4 @@
-"""Reading checkpoints safely: nothing that a file names is imported or run.
+"""What a checkpoint contains, and how it is read: nothing that a file names is imported or run.
 
 A checkpoint is a Lightning checkpoint with tensors and plain values only:
 
@@ -7,8 +7,10 @@ A checkpoint is a Lightning checkpoint with tensors and plain values only:
 ``hyper_parameters`` one value for each of ``HyperParameters.names()``
 ``global_step``      updates done; the schedule and the batches are functions of it
 ``ksm_lightning``    ``format``, the number :data:`FORMAT`; ``learner``, the ``rate_factor`` and the tracked ``inverse``
-                     (empty if none is tracked); ``preprocessing``, mean and scale of the training data, or None
-other keys           Lightning's own: loops, callbacks, and the state of the datamodule (the seed of the batches)
+                     (its ``inverse``, ``ridge``, ``drift`` and ``age``; empty if none is tracked); ``preprocessing``,
+                     the ``mean``, ``scale``, ``image_shape`` and ``crop`` of the training data, or None
+other keys           Lightning's own: loops, callbacks, optimizer groups, and under the name of the datamodule's class
+                     its state, the seed of the batches
 ==================== ==================================================================================================
 """
 
