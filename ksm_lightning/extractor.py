@@ -176,14 +176,14 @@ class FeatureExtractor(Frozen):
         return self.features(self.preprocessing(x)).to(x.dtype if x.is_floating_point() else torch.float32)
 
     @torch.no_grad()
-    def transform(self, data: Any, batch_size: int = 4096, *, progress: bool = False) -> Any:
+    def transform(self, data: Any, batch_size: int = 4096, *, show_progress: bool = False) -> Any:
         """Features of any amount of data, computed in batches on the device of the extractor.
 
         Args:
             data: An array, a tensor or a data frame with one point per row; or a loader whose batches are tensors, or
                 tuples that start with a tensor.
             batch_size: Number of points per batch. Ignored for a loader.
-            progress: Whether to show a progress bar.
+            show_progress: Whether to show a progress bar.
 
         Returns:
             An array for an array or a data frame, a tensor on the same device for a tensor, and a tensor on the CPU
@@ -198,7 +198,7 @@ class FeatureExtractor(Frozen):
         out_device = data.device if isinstance(data, Tensor) else torch.device("cpu")
         parts = []
         batches, total = input_batches(data, batch_size)
-        for batch in tqdm(batches, total=total, desc="Features", unit="batch", disable=not progress):
+        for batch in tqdm(batches, total=total, desc="Features", unit="batch", disable=not show_progress):
             x = check_finite(as_tensor(batch), "The input").to(self.device)
             features = self(x).to(out_device)
             if not is_finite(features):

@@ -17,6 +17,7 @@ from ksm_lightning.data import KSMDataModule
 from ksm_lightning.data.datamodule import datamodule_of, training_inputs
 from ksm_lightning.data.loaders import batches_of, has_length, inputs_of
 from ksm_lightning.learning import HyperParameters, Learner, Observation, Rates, candidate_count, sample_size
+from ksm_lightning.learning.learner import Stage
 from ksm_lightning.network import DataInit, KSMNetwork
 from ksm_lightning.network.readout import read_out
 from ksm_lightning.private_apis import attached_trainer, count_updates
@@ -33,7 +34,7 @@ class HebbianOptimizer(torch.optim.Optimizer):
 
 
 class KernelSimilarityMatching(L.LightningModule):
-    """Trains a :class:`KSMNetwork`: W and q descend the energy, L ascends it, one batch per update.
+    """Trains a KSMNetwork: W and q descend the energy, L ascends it, one batch per update.
 
     The gradients have closed forms and nothing is back-propagated. Lightning's loop gets blocks of batches; each batch
     is one update and counts as one in ``trainer.global_step``. Step sizes and kernel parameters are a function of that
@@ -55,21 +56,24 @@ class KernelSimilarityMatching(L.LightningModule):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.automatic_optimization = False
+        unknown = sorted(set(options) - set(HyperParameters.names()))
+        if unknown:
+            raise TypeError(f"There is no option {unknown[0]!r}; the options are {', '.join(HyperParameters.names())}.")
         hyper = HyperParameters(**options)
         self.save_hyperparameters(hyper.as_primitives())
         self.run_state = RunState()
         self._preprocessing: dict[str, Any] | None = None
+        self._given_ridge = hyper.ridge if "ridge" in options else None
         # Without `in_features` this network is a placeholder.
-        self._use(hyper.make_network(hyper.in_features or 1))
-        if hyper.in_features is None or hyper.init == "data":
-            self.learner.stage = "unplaced"
+        is_placed = hyper.in_features is not None and hyper.init == "normal"
+        self._use(hyper.make_network(hyper.in_features or 1), None if is_placed else "unplaced")
 
-    def _use(self, network: KSMNetwork) -> None:
-        hyper = HyperParameters(**self.hparams)
+    def _use(self, network: KSMNetwork, stage: Stage | None = None) -> None:
+        hyper = HyperParameters.of(self.hparams)
         self.network = network
         self.kernel, self.schedule = network.kernel, hyper.make_schedule()
         self.learner = Learner(
-            network, self.schedule, chooses_ridge=hyper.ridge is None, inverse=hyper.inverse,
+            network, self.schedule, chooses_ridge=hyper.ridge is None, stage=stage, inverse=hyper.inverse,
             acceleration=hyper.acceleration, collectives=TrainerCollectives(self),
         )  # fmt: skip
         self.learner.set_kernel_for(0)
@@ -77,11 +81,7 @@ class KernelSimilarityMatching(L.LightningModule):
     # ------------------------------------------------------------------ a run from start to end
 
     def configure_model(self) -> None:
-        """Check the model against the data. At the first fit, build and start the network.
-
-        Raises:
-            ValueError: If data and model do not match, or data that is needed is missing.
-        """
+        """Check the model against the data. At the first fit, build and start the network."""
         data, hparams, learner = datamodule_of(self.trainer), self.hparams, self.learner
         if hparams["in_features"] is not None and data is not None and data.in_features != hparams["in_features"]:
             raise ValueError(
@@ -109,7 +109,7 @@ class KernelSimilarityMatching(L.LightningModule):
         if self.learner.stage == "unplaced":
             self.hparams["in_features"] = data.in_features
             init = DataInit(candidates) if starts_at_data and candidates is not None else None
-            self._use(HyperParameters(**self.hparams).make_network(data.in_features, init, generator))
+            self._use(HyperParameters.of(self.hparams).make_network(data.in_features, init, generator))
             self.learner.set_kernel_for(self.trainer.global_step)
         if self.learner.stage == "unstarted" and candidates is not None:
             self._start(candidates)
@@ -134,12 +134,10 @@ class KernelSimilarityMatching(L.LightningModule):
             )
 
     def on_train_start(self) -> None:
-        """Start to measure the throughput."""
         self.run_state.start(self.global_step)
 
     def on_validation_end(self) -> None:
-        """Include the time of the validation in the throughput."""
-        self.run_state.measure(self.global_step)
+        self.run_state.measure(self.global_step)  # includes the time of the validation
 
     def on_train_end(self) -> None:
         """Log hyper-parameters and final scores for TensorBoard's hparams tab."""
@@ -162,8 +160,8 @@ class KernelSimilarityMatching(L.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """One update per batch of a block, or for the single batch of another loader.
 
-        Returns ``updates`` (their number), ``energy`` of the last batch of this process (None if the block was left
-        before), and ``logged_energies``, pairs of an update counted from 1 and its energy.
+        Returns the ``energy`` of the last batch of this process (None if the block was left before) and
+        ``logged_energies``, pairs of an update counted from 1 and its energy.
         """
         batches = batches_of(batch)  # (updates, batch, m)
         self.network.check_input(batches[0])
@@ -204,7 +202,7 @@ class KernelSimilarityMatching(L.LightningModule):
         if first + made >= self.schedule.total_updates:
             self.finish()
             self.trainer.should_stop = True
-        return {"updates": made, "energy": energy, "logged_energies": logged}
+        return {"energy": energy, "logged_energies": logged}
 
     def points_for_idle_landmarks(self, update: int, batch: Tensor) -> Tensor:
         """Points for idle landmarks: the same on every process, and the same in a resumed run."""
@@ -281,7 +279,7 @@ class KernelSimilarityMatching(L.LightningModule):
         """
         check_content(checkpoint, "The checkpoint")
         saved = checkpoint["hyper_parameters"]
-        HyperParameters.check_same_network(self.hparams, saved)
+        HyperParameters.check_same_network({**self.hparams, "ridge": self._given_ridge}, saved)
         self.network.ridge = self.hparams["ridge"] = float(saved["ridge"])
         self._preprocessing = checkpoint["ksm_lightning"]["preprocessing"]
         self.learner.load_state_dict(checkpoint["ksm_lightning"]["learner"])
@@ -332,7 +330,6 @@ class KernelSimilarityMatching(L.LightningModule):
         return self._evaluation_step(batch, "val")
 
     def test_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Responses to a block of points; logs their energy."""
         return self._evaluation_step(batch, "test")
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from helpers.fake_cuda import CUDA, on_cuda
@@ -60,6 +61,22 @@ def test_updates_stay_on_the_device_and_do_not_synchronise(fake_cuda, spec, phas
     assert {value.device for value in (*values, learner.health(), *learner.network.parameters())} == {CUDA}
     if inverse == "tracked" and phases:
         assert learner.responses.state_dict()["inverse"].device == CUDA
+
+
+@pytest.mark.parametrize("phases", [None, [Phase(100)]], ids=["adaptive", "phases"])
+def test_a_training_step_stays_on_the_device_and_does_not_synchronise(fake_cuda, spec, phases, monkeypatch):
+    """The module's own path, guarded and between two log entries, with the few attributes of a Trainer that it uses."""
+    module = model(spec[0], phases, **spec[1])
+    module.learner.stage, module.run_state.is_guarded = "learning", True  # the start and the health check synchronise
+    optimizer = LightningOptimizer(module.configure_optimizers())
+    optimizer._strategy = SimpleNamespace(optimizer_step=lambda optimizer, closure, **options: optimizer.step(closure))
+    module.optimizers = lambda: optimizer
+    module.__dict__["_trainer"] = SimpleNamespace(global_step=0, log_every_n_steps=50, world_size=1)
+    monkeypatch.setattr("ksm_lightning.module.count_updates", lambda trainer, more: None)
+    (block,) = UpdateLoader(Points(on_cuda(50, 4), device=CUDA), batch_size=8, updates_per_epoch=3)
+    outputs = module.training_step(block, 0)
+    assert outputs["energy"].device == CUDA
+    assert {parameter.device for parameter in module.network.parameters()} == {CUDA}
 
 
 def test_energy_and_its_terms_stay_on_the_device(fake_cuda):

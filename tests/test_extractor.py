@@ -315,7 +315,7 @@ def test_a_progress_bar_is_shown_only_on_request(capsys):
     extractor = extractor_of()
     extractor.transform(raw_points(50), 16)
     assert capsys.readouterr() == ("", "")
-    extractor.transform(raw_points(50), 16, progress=True)
+    extractor.transform(raw_points(50), 16, show_progress=True)
     assert "4/4" in capsys.readouterr().err
 
 

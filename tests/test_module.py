@@ -12,7 +12,7 @@ from ksm_lightning.callbacks import KernelErrorEvaluation, KMeansProbe, LinearPr
 from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.learning import Learner
 from ksm_lightning.learning.schedule import Phase
-from ksm_lightning.module import inputs_of
+from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network import functional
 
 
@@ -246,9 +246,58 @@ def test_a_plain_dataloader_needs_in_features():
         trainer.fit(model(in_features=None), DataLoader(torch.zeros(8, 2)))
 
 
-def test_inputs_of_a_batch():
-    x = torch.zeros(4, 1, 2, 3)
-    assert inputs_of((x, None)).shape == (4, 6)
-    assert inputs_of([torch.zeros(4, 2)]).shape == (4, 2)
-    with pytest.raises(TypeError, match="starts with one, got dict"):
-        inputs_of({"x": x})
+# ---------------------------------------------------------------------- what is given and what is measured
+
+
+def angular(**options):
+    """A model whose ridge depends on the data, as f(x, x) does."""
+    return model(kernel="power_cosine", kernel_params={"alpha": 2}, init="data", in_features=None, **options)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_a_measured_ridge_is_taken_from_the_checkpoint_whatever_the_seed(tmp_path):
+    path = tmp_path / "half.ckpt"
+    torch.manual_seed(0)
+    first = angular(phases=None, updates=20)
+    fit(first, moons(seed=None), max_steps=10).save_checkpoint(path)
+    torch.manual_seed(1)
+    second = angular(phases=None, updates=20)
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1
+    )
+    trainer.fit(second, datamodule=moons(seed=None), ckpt_path=path, weights_only=True)
+    assert trainer.global_step == 20
+    assert second.network.ridge == second.hparams["ridge"] == first.network.ridge
+    torch.manual_seed(2)
+    third = angular(phases=None, updates=20)
+    trainer.validate(third, datamodule=moons(seed=None), ckpt_path=path, weights_only=True, verbose=False)
+    assert torch.equal(third.network.W, first.network.W)
+
+
+def test_a_ridge_that_is_not_given_is_taken_from_the_checkpoint(tmp_path):
+    fit(model(ridge=0.01, phases=[Phase(5)])).save_checkpoint(tmp_path / "x.ckpt")
+    resumed = model(phases=[Phase(9)])
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1
+    )
+    trainer.fit(resumed, datamodule=moons(), ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+    assert (trainer.global_step, resumed.network.ridge, resumed.hparams["ridge"]) == (9, 0.01, 0.01)
+    with pytest.raises(ValueError, match=r"has ridge=0\.01, but the model has 0.02: remove `ridge`"):
+        trainer.fit(model(ridge=0.02, phases=[Phase(9)]), datamodule=moons(), ckpt_path=tmp_path / "x.ckpt")
+
+
+def test_a_subclass_may_have_hyper_parameters_of_its_own():
+    class Annotated(KernelSimilarityMatching):
+        def __init__(self, note: str = "", **options):
+            super().__init__(**options)
+            self.save_hyperparameters({"note": note})
+
+    module = Annotated(note="mine", num_neurons=5, kernel_params={"sigma": 0.3}, updates=6)
+    fit(module, moons())
+    assert module.hparams["note"] == "mine"
+    assert module.network.W.shape == (5, 2)
+
+
+def test_an_unknown_option_is_named():
+    with pytest.raises(TypeError, match=r"There is no option 'num_neuron'; the options are num_neurons, in_features"):
+        KernelSimilarityMatching(num_neuron=5)

@@ -84,9 +84,9 @@ SMALL = {
     "validate": [*TRAINER, *EVALUATION],
     "predict": TRAINER,
     "compare": ["--sizes=[4]", "--seeds=1", "--methods=[kernel_pca,nystroem_uniform]", "--max_points=100",
-                "--progress=false"],
+                "--show_progress=false"],
     "export": [],
-    "report": ["--max_points=100", "--progress=false"],
+    "report": ["--max_points=100", "--show_progress=false"],
 }  # fmt: skip
 # These start what has tests of its own, or this test.
 SCRIPTS = {"scripts/demo": "ksm fit", "scripts/test": "-m pytest", "scripts/reproduce/all": "run.py"}

@@ -115,7 +115,10 @@ class KernelErrorEvaluation(Evaluation):
         representations = [model.features(x, readout, data.readout_sample(readout)) for readout in self.readouts]
         tiles = sum(1 for _ in symmetric_tiles(len(x)))
         with _late_bar(trainer, len(range(trainer.global_rank, tiles, trainer.world_size)), "Kernel error") as bar:
-            metric = KernelNRMSE(model.network.kernel, len(self.readouts), is_replicated=True, progress=bar.update)
+            metric = KernelNRMSE(
+                model.network.kernel, len(self.readouts), is_replicated=trainer.world_size > 1, progress=bar.update,
+                sync_on_compute=False,
+            )  # fmt: skip
             metric.update(x, *representations)
             errors = metric.compute().reshape(-1).tolist()
         names = [metric_names.kernel_nrmse(stage, readout) for readout in self.readouts]

@@ -105,7 +105,7 @@ class DivergenceGuard(Callback):
     ) -> None:
         if not isinstance(pl_module, KernelSimilarityMatching):
             return
-        self._pending.append(_Block(batches_of(batch), outputs["energy"]))
+        self._pending.append(_Block(batches_of(batch), outputs.get("energy")))
         updates = sum(len(block.batches) for block in self._pending)
         numbers = sum(block.batches.numel() for block in self._pending)
         # Other loaders bring one batch at a time. They are checked together, as many as fit into one of our blocks.
@@ -199,9 +199,10 @@ class DivergenceGuard(Callback):
         sentence = f"Training diverged at update {update:,}: {what}"
         if self.on_divergence == "rollback" and self.rollbacks < self.max_rollbacks:
             self.rollbacks += 1
-            model.learner.rate_factor /= 2
+            model.learner.halve_rates()
+            factor = model.learner.rate_factor
             rank_zero_warn(
-                f"{sentence}; continuing from the last good weights with {model.learner.rate_factor:g} times the rates."
+                f"{sentence}; continuing from the last good weights with all rates multiplied by {factor:g}."
             )
             if trainer.global_step >= model.schedule.total_updates:
                 model.finish()

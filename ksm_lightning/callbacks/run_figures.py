@@ -19,8 +19,10 @@ from ksm_lightning.module import KernelSimilarityMatching
 
 
 class Figures(Callback):
-    """Draws the data with the landmarks, the tuning of a few neurons, input and output similarities, their spectra,
-    a histogram of the responses, and the energy over time; for images also the landmarks and the linearised responses.
+    """Draws the landmarks, the tuning of a few neurons, the similarities and the energy.
+
+    There are also the spectra of the similarities and a histogram of the responses, and for images the landmarks and
+    the linearised responses as images.
 
     At the end of a run, the figures are written to TensorBoard and as PNG files to ``figures/`` in the run folder.
     During the run, only an overview is written to TensorBoard.
@@ -55,7 +57,7 @@ class Figures(Callback):
     ) -> None:
         done = trainer.global_step
         if isinstance(pl_module, KernelSimilarityMatching):
-            for update, energy in outputs["logged_energies"]:
+            for update, energy in outputs.get("logged_energies", ()):
                 self._updates.append(update)
                 self._energies.append(energy)
         is_last = trainer.should_stop or done == trainer.max_steps  # drawn by `on_train_end`

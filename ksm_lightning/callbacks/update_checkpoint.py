@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -116,14 +117,14 @@ class UpdateCheckpoint(Checkpoint):
         target = Path(folder) / "checkpoints" / "last.ckpt"
         content = checkpoint_content(trainer)
         failure = ""
-        if trainer.is_global_zero:
-            try:
-                with draft_of(target) as draft:
-                    trainer.strategy.save_checkpoint(content, draft)
+        try:
+            with draft_of(target) if trainer.is_global_zero else nullcontext(target) as draft:
+                trainer.strategy.save_checkpoint(content, draft)  # some strategies write on the first rank only
+                if trainer.is_global_zero:
                     self._make_durable(draft, target, trainer.global_step)
-            except OSError as error:
-                kept = f"{self.last_path} is unchanged" if self.last_path else "no earlier checkpoint exists"
-                failure = f"The checkpoint {target} could not be written ({error}); {kept}."
+        except OSError as error:
+            kept = f"{self.last_path} is unchanged" if self.last_path else "no earlier checkpoint exists"
+            failure = f"The checkpoint {target} could not be written ({error}); {kept}."
         failure = trainer.strategy.broadcast(failure)
         if failure:
             raise OSError(failure)

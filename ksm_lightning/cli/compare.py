@@ -30,7 +30,7 @@ def compare(
     fit_points: int = 100_000,
     out: str | None = None,
     device: str = "auto",
-    progress: bool = True,
+    show_progress: bool = True,
 ) -> None:
     """Compare all methods on one kernel and one data set: a table and a plot of the kernel error (NRMSE) by n.
 
@@ -56,7 +56,7 @@ def compare(
         fit_points: Maximum number of random points that the other methods are fitted to.
         out: Folder of the results. Default: runs/compare/DATA_KERNEL.
         device: Device: cpu, cuda, or auto for cuda if available.
-        progress: Whether to show a progress bar.
+        show_progress: Whether to show a progress bar.
     """
     if seeds < 1:
         raise ValueError(f"`seeds` must be at least 1, got {seeds}.")
@@ -73,7 +73,7 @@ def compare(
         similarity, x, folder, sizes, methods, range(seeds), max_points, updates, phases, init_scale,
         fourier_features,
     )  # fmt: skip
-    with step_bar(progress) as on_step:
+    with step_bar(show_progress) as on_step:
         comparison.on_step = on_step
         summaries = summarise(comparison.run())
     chosen = [entry for entry in summaries if entry.n in set(sizes)]

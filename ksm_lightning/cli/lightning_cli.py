@@ -101,6 +101,8 @@ class KSMCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the callbacks of a command, each with its own group of options."""
         assert isinstance(parser, KSMArgumentParser)
+        assert parser.groups is not None
+        parser.groups["data"].title = "The data: one of the datamodules listed below, or your own"
         own = _CALLBACKS[str(parser.command)]
         for name, callback in own.items():
             parser.add_lightning_class_args(callback, name)

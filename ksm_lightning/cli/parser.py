@@ -11,6 +11,8 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 _HINT = r"; see \S+( \S+)* --help\.?"
+# The messages of jsonargparse about a data section without a class, and about no data section at all.
+_NO_DATA = r"data: (Not a valid subclass|Expected an instantiatable .*KSMDataModule is)|.* are required: (\w+\.)?data$"
 
 
 class UserError(Exception):
@@ -71,8 +73,14 @@ class KSMArgumentParser(LightningArgumentParser):
         return None
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        command = self.prog.replace(" [options]", "")
-        raise UserError(f"{_shorten(message).rstrip('.')}; see {command} --help.") from ex
+        command, message = self.prog.replace(" [options]", ""), _shorten(message).rstrip(".")
+        if re.match(_NO_DATA, message):
+            folder = "configs/compare" if command == "ksm compare" else "configs"
+            raise UserError(
+                f"No data set is chosen: give a complete file first, such as --config {folder}/half_moons.yaml, or a "
+                "datamodule, such as --data=HalfMoonsDataModule."
+            ) from ex
+        raise UserError(f"{message}; see {command} --help.") from ex
 
 
 def config_files(args: Sequence[str]) -> list[str]:
@@ -123,7 +131,7 @@ def _shorten(message: str) -> str:
         if not complaints[0].startswith("Expected a <class"):
             del complaints[1:]
         message = f"{key[1]}: {'; '.join(complaints)}"
-    message = re.sub(_HINT, "", one_line(message))
+    message = re.sub(_HINT, "", one_line(message)).replace("but is abstract", "but this one has abstract methods")
     message = re.sub(r'Parser key "([^"]+)": ', r"\1: ", message)
     message = re.sub(r"Expected a (?:typing\.)?Literal\[([^]]*)\]", r"Expected one of \1", message)
     return re.sub(r"(?:a )?<class '(?:\w+\.)*(\w+)'>", r"\1", message)

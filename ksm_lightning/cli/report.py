@@ -16,12 +16,12 @@ def report(
     ckpt_path: str | None = None,
     max_points: int = 3000,
     device: str = "auto",
-    progress: bool = True,
+    show_progress: bool = True,
 ) -> None:
-    """Write an HTML report of a run to one file: summary, diagnosis with advice, curves, landmarks, similarities,
-    linear probes and a comparison with other methods.
+    """Write an HTML report of a run to one file.
 
-    Everything except the curves is computed from the checkpoint and the data. Example: ksm report
+    It has a summary, a diagnosis with advice, curves, landmarks, similarities, linear probes and a comparison with
+    other methods. Everything except the curves is computed from the checkpoint and the data. Example: ksm report
     runs/half_moons/version_0
 
     Args:
@@ -31,7 +31,7 @@ def report(
         max_points: Maximum number of random training points in the kernel errors; the time of kernel PCA grows with
             its cube.
         device: Device: cpu, cuda, or auto for cuda if available.
-        progress: Whether to show a progress bar.
+        show_progress: Whether to show a progress bar.
     """
     if max_points < 2:
         raise ValueError(f"`max_points` must be at least 2, got {max_points}.")
@@ -43,7 +43,7 @@ def report(
     if page.exists() and MARK not in page.read_bytes():
         raise FileExistsError(f"{page} exists and is not a report: choose another file with --out.")
     model, data = load(source, target)
-    with step_bar(progress) as on_step:
+    with step_bar(show_progress) as on_step:
         content = measure(source, model, data, max_points, on_step)
         text = render(content)
     write_text(page, text)

@@ -71,7 +71,8 @@ class ArrayDataModule(KSMDataModule):
         if labels is not None:
             is_number = labels.dtype.kind in "fiub"
             if not is_number or not np.isfinite(labels).all() or not (labels == np.round(labels)).all():
-                raise ValueError(f"The labels of {path} must be integers, got {labels.dtype} with other values.")
+                found = "some are fractions, NaN or infinite" if is_number else f"they are of dtype {labels.dtype}"
+                raise ValueError(f"The labels of {path} must be whole numbers, but {found}.")
         return Dataset(x, labels)
 
     def _read_npy(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:

@@ -1,5 +1,6 @@
 """Base class of the datamodules: random batches for training, all points in order for everything else."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ class Dataset:
     labels: np.ndarray | None = None
 
 
-class KSMDataModule(L.LightningDataModule):
+class KSMDataModule(L.LightningDataModule, ABC):
     """Base class of the datamodules. A subclass defines :meth:`load` and sets the class attributes below.
 
     Training batches are drawn independently for each update from points on the device, as a function of (seed, rank,
@@ -65,12 +66,9 @@ class KSMDataModule(L.LightningDataModule):
         self.test_labels: Tensor | None = None
         self._preprocessing: Preprocessing | None = None
 
+    @abstractmethod
     def load(self) -> tuple[Dataset, Dataset | None]:
         """Training data, and test data or None; defined by each subclass."""
-        # LightningDataModule has no ABCMeta, so @abstractmethod would have no effect.
-        raise NotImplementedError(
-            f"{type(self).__name__} must define `load`, which returns the training data, and the test data or None."
-        )
 
     def standardise(self, x: np.ndarray) -> Preprocessing:
         """Preprocessing for the training data ``x``; by default measured as ``centre`` and ``scaling`` say."""

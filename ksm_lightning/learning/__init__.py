@@ -1,7 +1,7 @@
 """How a network learns: schedule, rules, responses, the Learner that owns them, and training without Lightning."""
 
 from ksm_lightning.learning.collectives import Collectives, SingleProcess
-from ksm_lightning.learning.hyperparameters import PAPER_RIDGE, HyperParameters
+from ksm_lightning.learning.hyperparameters import HyperParameters
 from ksm_lightning.learning.learner import Learner, Observation, Snapshot
 from ksm_lightning.learning.schedule import AdaptiveSchedule, PaperPhases, Phase, PhaseSchedule, Rates, Schedule
 from ksm_lightning.learning.schedule import make_schedule as make_schedule
@@ -10,7 +10,7 @@ from ksm_lightning.learning.training import train, train_on_few
 from ksm_lightning.learning.units import candidate_count, check_range, natural_ridge, sample_size
 
 __all__ = [
-    "PAPER_RIDGE", "AdaptiveSchedule", "Collectives", "HyperParameters", "Learner", "Observation", "PaperPhases",
+    "AdaptiveSchedule", "Collectives", "HyperParameters", "Learner", "Observation", "PaperPhases",
     "Phase", "PhaseSchedule", "Rates", "Schedule", "SingleProcess", "Snapshot", "Stream", "candidate_count",
     "check_range", "make_schedule", "natural_ridge", "sample_size", "train", "train_on_few",
 ]  # fmt: skip

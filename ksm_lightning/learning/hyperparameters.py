@@ -10,11 +10,9 @@ from ksm_lightning.kernels import Kernel, make_kernel
 from ksm_lightning.learning.acceleration import Acceleration
 from ksm_lightning.learning.responses import Inverse
 from ksm_lightning.learning.schedule import AdaptiveSchedule, PaperPhases, Phase, PhaseSchedule, make_schedule
-from ksm_lightning.network import Initialiser, KSMNetwork, NormalInit, Solver
+from ksm_lightning.network import PAPER_RIDGE, Initialiser, KSMNetwork, NormalInit, Solver
 
 Init = Literal["normal", "data"]
-PAPER_RIDGE = 1e-3
-"""The paper's lambda."""
 _FIXED = {"is_fixed": True}
 
 
@@ -82,11 +80,17 @@ class HyperParameters:
         # One neuron is enough to refuse impossible values.
         sizes = (1 if self.in_features is None else min(1, self.in_features), min(1, self.num_neurons))
         ridge = PAPER_RIDGE if self.ridge is None else self.ridge
-        KSMNetwork(kernel, *sizes, ridge, NormalInit(self.init_scale), self.solver, torch.Generator())
+        with torch.device("cpu"):
+            KSMNetwork(kernel, *sizes, ridge, NormalInit(self.init_scale), self.solver, torch.Generator())
 
     def _fill(self, name: str, value: Any) -> None:
         if value is not None:
             object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "HyperParameters":
+        """From the hyper-parameters of a model, which may have more of its own."""
+        return cls(**{name: options[name] for name in cls.names()})
 
     @classmethod
     def names(cls) -> list[str]:
@@ -104,7 +108,8 @@ class HyperParameters:
         for name in cls.fixed_names():
             if wanted[name] not in (None, saved[name]):
                 raise ValueError(
-                    f"The checkpoint is of another network: it has {name}={saved[name]}, not {wanted[name]}."
+                    f"The checkpoint has {name}={saved[name]}, but the model has {wanted[name]}: remove `{name}`, or "
+                    "train a new network."
                 )
 
     def as_primitives(self) -> dict[str, Any]:

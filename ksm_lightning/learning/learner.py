@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels import PullbackParts, SelfTerms, full_precision
+from ksm_lightning.kernels import PullbackParts, full_precision
 from ksm_lightning.learning.acceleration import Acceleration, Accelerator, Batch, StepSizes
 from ksm_lightning.learning.collectives import Collectives, SingleProcess
 from ksm_lightning.learning.exact import SimilarityMoment, balance, consolidate, similarity_moment
@@ -81,7 +81,7 @@ class Learner:
         self.stage: Stage = stage or ("unstarted" if schedule.is_natural else "learning")
         self.collectives: Collectives = collectives or SingleProcess()
         self.rate_factor = 1.0
-        """All step sizes are multiplied by this; the divergence guard halves it."""
+        """All step sizes are multiplied by this, see :meth:`halve_rates`."""
         self.responses = ResponseSolver(network, inverse)
         self._accelerator = Accelerator(self._step, self._state, acceleration, network.W)
         self._kernel = self._base_kernel = network.kernel
@@ -125,18 +125,21 @@ class Learner:
             on_observation: Called after an observed update with its number, what was seen and the step sizes.
             should_stop: Called after each update.
         """
-        rates, until = Rates(0.0, 0.0, 0.0), 0.0
-        schedule, size = self.schedule, batches.shape[1]
+        until, schedule = 0.0, self.schedule
         with self._block(batches):
             for index in range(len(batches)):
                 update = first_update + index
                 if update >= until:
                     self.set_kernel_for(update)
-                    rates, until = self.rates(update, size), schedule.constant_until(update)
+                    rates, until = self.rates(update, batches.shape[1]), schedule.constant_until(update)
+                    step_L = self.rule.step_of_L(rates.L)
+                    sizes = StepSizes(rates.W, rates.q, step_L, 0.0)
                 if sample is not None and schedule.relocates_before(update):
                     self.move_idle_landmarks(sample(update, batches[index]))
+                if not self._batches or self.network.kernel is not self._kernel:
+                    self._prepare(batches)
                 is_observed = observe is not None and observe(update)
-                observed = self._update(batches, index, rates, is_observed, schedule.is_settling(update))
+                observed = self._update(update, self._batches[index], sizes, step_L, is_observed)
                 if observed is not None and on_observation is not None:
                     on_observation(update, observed, rates)
                 if should_stop is not None and should_stop():
@@ -191,6 +194,10 @@ class Learner:
         if changes != self._kernel_changes:
             self.network.kernel = self._base_kernel.with_params(**changes) if changes else self._base_kernel
             self._kernel_changes = changes
+
+    def halve_rates(self) -> None:
+        """Halve all step sizes from now on."""
+        self.rate_factor /= 2
 
     def snapshot(self) -> Snapshot:
         """A copy of W, q and L on their device."""
@@ -263,13 +270,14 @@ class Learner:
         self._batches = [Batch(parts, limit) for parts, limit in zip(prepared, limits, strict=True)]
 
     def _update(
-        self, batches: Tensor, index: int, rates: Rates, is_observed: bool, is_settling: bool
+        self, update: int, batch: Batch, sizes: StepSizes, step_L: float, is_observed: bool
     ) -> Observation | None:
-        if not self._batches or self.network.kernel is not self._kernel:
-            self._prepare(batches)
-        step_L, responses, batch = self.rule.step_of_L(rates.L), self.responses, self._batches[index]
-        tracks = responses.choose(step_L, self._samples, is_settling)
-        sizes = StepSizes(rates.W, rates.q, step_L, responses.ridge_error if tracks else 0.0)
+        responses = self.responses
+        tracks = responses.is_worth_tracking(step_L, self._samples) and not self.schedule.is_settling(update)
+        if tracks:
+            sizes = sizes._replace(ridge_error=responses.track(step_L))
+        else:
+            responses.invalidate()
         observed = None
         if is_observed or self._accelerator.method == "none":
             observed = self._step(batch, sizes, tracks, is_observed)
@@ -288,7 +296,13 @@ class Learner:
         y = self.responses.solve(k * q if learns_q else k, tracks, sizes.ridge_error)
         if batch.limit is not None:
             y = y * (batch.limit / torch.linalg.vector_norm(y, dim=1, keepdim=True)).clamp_(max=1)
-        seen = self._correlate(k, y, pullback(y), own, learns_q, tracks)
+        pulled = pullback(y)
+        drive = None
+        if learns_q:
+            drive = (y * k).sum(0) if pulled.correlation is None else pulled.correlation
+        seen = Correlations(pulled, drive, y, None, own, len(y))
+        if self._processes > 1:
+            seen = self._average(seen, tracks)
         direction = towards_W(q, seen)  # (n, m)
         observation = self._observe(k, y, direction, seen, tracks) if observe else None
         rule.descend_W(W, q, direction, seen, sizes.W)
@@ -299,25 +313,19 @@ class Learner:
             self.responses.follow(seen.y, sizes.L)
         return observation
 
-    def _correlate(
-        self, k: Tensor, y: Tensor, pulled: PullbackParts, own: SelfTerms, learns_q: bool, tracks: bool
-    ) -> Correlations:
-        """The statistics of the batch, averaged over all processes in one reduction."""
-        drive = None
-        if learns_q:
-            drive = (y * k).sum(0) if pulled.correlation is None else pulled.correlation
-        if self._processes == 1:
-            return Correlations(pulled, drive, y, None, own, len(y))
+    def _average(self, seen: Correlations, tracks: bool) -> Correlations:
+        """The statistics of a batch averaged over all processes, in one reduction."""
+        pulled, y = seen.pullback, seen.y
         if pulled.base is not None and pulled.base is not self._W:
             pulled = PullbackParts(pulled.dense())  # the base depends on this process's batch
-        parts = [pulled.matrix, pulled.along, drive, None if tracks else functional.correlation(y)]
+        parts = [pulled.matrix, pulled.along, seen.drive, None if tracks else functional.correlation(y)]
         given = [part for part in parts if part is not None]
         flat = self.collectives.mean(torch.cat([part.flatten() for part in given]))
         found = iter(torch.split(flat, [part.numel() for part in given]))
         matrix, along, drive, C = (None if part is None else next(found).view_as(part) for part in parts)
         assert matrix is not None
         pulled = pulled._replace(matrix=matrix, along=along)
-        return Correlations(pulled, drive, self.collectives.gather(y) if tracks else y, C, own, len(y))
+        return seen._replace(pullback=pulled, drive=drive, y=self.collectives.gather(y) if tracks else y, C=C)
 
     def _observe(self, k: Tensor, y: Tensor, direction: Tensor, seen: Correlations, tracks: bool) -> Observation:
         q, L, ridge = self._q, self._L, self.network.ridge

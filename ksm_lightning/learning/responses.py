@@ -58,8 +58,8 @@ class ResponseSolver:
             self._shifted = torch.empty_like(L, requires_grad=False)
             self._eye = torch.eye(len(L), dtype=L.dtype, device=L.device) if len(L) <= _SMALL else None
             self.failed = self.failed.to(L.device)
-            if self.P is not None:
-                self._keep(self.P.to(L))
+        if self.P is not None and (self.P is not self._buffer or self.P.device != L.device or self.P.dtype != L.dtype):
+            self._keep(self.P.to(L))
 
     def invalidate(self) -> None:
         """Drop the tracked inverse, after L was changed elsewhere."""
@@ -84,37 +84,25 @@ class ResponseSolver:
         L, inverse = self.network.L, state["inverse"]
         if inverse.shape != L.shape:
             raise ValueError(f"The tracked inverse must have the shape {tuple(L.shape)}, got {tuple(inverse.shape)}.")
-        self.P = self._buffer = inverse.clone()  # `prepare` moves it to the network's device
+        self.P = inverse.clone()  # `prepare` moves it to the network's device, into the buffer
         self._ridge, self._drift, self._age = float(state["ridge"]), float(state["drift"]), int(state["age"])
 
     # ------------------------------------------------------------------ one update
 
-    def choose(self, step_L: float, samples: int, factorise: bool = False) -> bool:
-        """Decide whether the next update uses the tracked inverse, and recompute it if it is due.
-
-        Args:
-            step_L: The step of L in this update.
-            samples: Samples of the batch, over all processes.
-            factorise: Do not track in this update: while L changes quickly, low-rank updates lose digits.
-        """
-        tracks = not factorise and self._is_worth_tracking(step_L, samples)
-        if not tracks:
-            self.P = None
-        elif self.P is None or self._age >= _OLDEST or self._ridge < (1 - self._drift) * self.network.ridge:
-            self._drift = min(_DRIFT, 0.5 * _OLDEST * step_L)
-            self._ridge, self._age = (1 + self._drift) * self.network.ridge, 0
-            self._keep(torch.cholesky_inverse(self._factorise(self._shift(self._ridge))))
-        return tracks
-
-    def _is_worth_tracking(self, step_L: float, samples: int) -> bool:
+    def is_worth_tracking(self, step_L: float, samples: int) -> bool:
+        """Whether to track the inverse for this step of L and this number of samples, over all processes."""
         if self.inverse == "exact" or not 0 < step_L <= _LARGEST_STEP:
             return False
         return self.inverse == "tracked" or len(self._L) >= NEURONS_PER_SAMPLE * samples
 
-    @property
-    def ridge_error(self) -> float:
-        """How far the ridge inside the tracked inverse is above the network's."""
-        return self._ridge - self.network.ridge
+    def track(self, step_L: float) -> float:
+        """Recompute the tracked inverse if it is due; returns how far the ridge inside it is above the network's."""
+        ridge = self.network.ridge
+        if self.P is None or self._age >= _OLDEST or self._ridge < (1 - self._drift) * ridge:
+            self._drift = min(_DRIFT, 0.5 * _OLDEST * step_L)
+            self._ridge, self._age = (1 + self._drift) * ridge, 0
+            self._keep(torch.cholesky_inverse(self._factorise(self._shift(self._ridge))))
+        return self._ridge - ridge
 
     def solve(self, drive: Tensor, tracks: bool, ridge_error: StepSize) -> Tensor:
         """Responses (batch, n) to a drive ``b`` (batch, n)."""
@@ -122,6 +110,7 @@ class ResponseSolver:
             assert self.P is not None
             y = drive @ self.P
             return add_scaled(y, y @ self.P, ridge_error)
+        self._factor = None  # frees the memory of the last one
         self._factor = factor = self._factorise(self._shift(self.network.ridge))
         half = torch.linalg.solve_triangular(factor, drive.mT, upper=False)
         solution: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)

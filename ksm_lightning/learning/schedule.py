@@ -1,6 +1,7 @@
 """Step sizes and kernel parameters as a function of the update count: adaptive, or phases of constant rates."""
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -232,12 +233,14 @@ class AdaptiveSchedule(Schedule):
 class StreamSchedule(AdaptiveSchedule):
     """Natural steps for a stream without an end; updates are numbered by the samples seen so far.
 
-    Steps are constant for the first 4 samples per neuron. Then W's and q's decrease as ``samples^-0.75``: slowly enough
-    to reach a solution, fast enough for the noise to vanish (Robbins and Monro). L's decrease as ``1 / samples``, like
-    those of a running mean.
+    With ``age = 1 + samples / (4 n)``, W's and q's steps decrease as ``age^-0.75``: slowly enough to reach a solution,
+    fast enough for the noise to vanish (Robbins and Monro). L's decrease as ``1 / age``, like those of a running mean.
     """
 
     _HOLD_SAMPLES, _POWER, _POWER_L = 4, 0.75, 1.0
+
+    def __init__(self) -> None:
+        super().__init__(updates=sys.maxsize)
 
     def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
         rates = super().rates(0, num_neurons, batch)

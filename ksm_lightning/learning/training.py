@@ -9,7 +9,7 @@ from ksm_lightning.kernels import Kernel
 from ksm_lightning.learning.learner import Learner
 from ksm_lightning.learning.schedule import AdaptiveSchedule, Schedule
 from ksm_lightning.learning.units import candidate_count, sample_size
-from ksm_lightning.network import DataInit, Initialiser, KSMNetwork
+from ksm_lightning.network import PAPER_RIDGE, DataInit, Initialiser, KSMNetwork
 
 # Number of batches in a block.
 _BLOCK = 50
@@ -56,8 +56,8 @@ def train(
 
     candidates = sample(candidate_count(num_neurons))
     init = DataInit(candidates.cpu()) if init is None else init
-    network = KSMNetwork(kernel, x.shape[1], num_neurons, init=init, generator=generator).to(x)
-    network.ridge = network.ridge if ridge is None else ridge
+    first_ridge = PAPER_RIDGE if ridge is None else ridge
+    network = KSMNetwork(kernel, x.shape[1], num_neurons, first_ridge, init, generator=generator).to(x)
     learner = Learner(network, schedule, chooses_ridge=ridge is None)
     if learner.stage == "unstarted":
         learner.start(candidates)

@@ -11,6 +11,8 @@ from ksm_lightning.network import functional
 from ksm_lightning.network.initialisation import Initialiser, NormalInit
 
 Solver = Literal["closed_form", "dynamics"]
+PAPER_RIDGE = 1e-3
+"""The paper's lambda."""
 
 
 class KSMNetwork(nn.Module):
@@ -40,7 +42,7 @@ class KSMNetwork(nn.Module):
         kernel: Kernel,
         in_features: int,
         num_neurons: int,
-        ridge: float = 1e-3,
+        ridge: float = PAPER_RIDGE,
         init: Initialiser | None = None,
         solver: Solver = "closed_form",
         generator: torch.Generator | None = None,

@@ -160,6 +160,8 @@ class Preprocessing(Frozen):
 
     def transform(self, rows: np.ndarray) -> np.ndarray:
         """Preprocessed copy of cropped, flattened rows (samples, m): float64 arithmetic, then cast to float32."""
+        if self._is_identity:
+            return np.array(rows, dtype=np.float32)
         mean, scale = self.mean.cpu().numpy(), self.scale.cpu().numpy()
         result = np.empty(rows.shape, dtype=np.float32)
         for start in range(0, len(rows), ROWS_AT_ONCE):

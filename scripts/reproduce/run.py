@@ -92,9 +92,11 @@ def report(done: dict[str, tuple[Script, Arrays]], workspace: Workspace) -> str:
         f"{platform.python_version()}, torch {torch.__version__.partition('+')[0]}, lightning {lightning.__version__}. "
         "Each row has a statement of *Kernel similarity matching with Hebbian neural networks*, shortened, what was "
         "measured here, and whether the statement holds. It holds in part if it holds for some sizes or seeds, or as "
-        "far as the row says. The paper's schedule is that of its text; for MNIST it is that of the authors' released "
-        "notebook, with 5,000 and 5,000 updates after the warm-up. The adaptive schedule is this package's default. "
-        "Errors are over all pairs of the 1,600 points of half moons, and of 10,000 random digits of the 70,000. "
+        "far as the row says. On half moons, the paper's schedule means the phases `paper_half_moons`, those of its "
+        "text. On MNIST it means the phases `released_mnist`, those of the authors' released notebook (5,000 and 5,000 "
+        "updates after the warm-up), not the longer `paper_mnist` of the text. The adaptive schedule is this package's "
+        "default. Errors are over all pairs of the 1,600 points of half moons, and of 10,000 random digits of the "
+        "70,000. "
         "Kernel PCA is fitted to the points of the error, all other methods to all points.",
         "",
         f"{sum(counts.values())} statements: {verdicts}.",

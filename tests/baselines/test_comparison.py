@@ -346,7 +346,7 @@ def _own_array(in_tmp_path):
 
 @pytest.mark.usefixtures("_own_array")
 def test_the_command_writes_tables_and_a_plot_and_prints_the_result(capsys):
-    main(["compare", *QUICK, "--sizes=[2,4]", "--progress=false", "--out=deep/er"])
+    main(["compare", *QUICK, "--sizes=[2,4]", "--show_progress=false", "--out=deep/er"])
     out, err = capsys.readouterr()
     assert err == ""
     assert names("deep/er") == FILES | {"errors.png"}
@@ -367,7 +367,7 @@ def test_the_command_writes_tables_and_a_plot_and_prints_the_result(capsys):
 def test_the_command_reads_a_config_file_and_continues_after_an_interruption(capsys, monkeypatch):
     Path("moons.yaml").write_text(
         "data: {class_path: ArrayDataModule, init_args: {path: x.npy}}\nkernel_params: {sigma: 0.5}\nsizes: [2, 4]\n"
-        "seeds: 2\nmethods: [kernel_pca, nystroem_uniform]\nout: out\nprogress: false\nupdates: 50\n"
+        "seeds: 2\nmethods: [kernel_pca, nystroem_uniform]\nout: out\nshow_progress: false\nupdates: 50\n"
     )
     with monkeypatch.context() as patch:
         patch.setattr(Nystroem, "_fit", interrupt)
@@ -397,7 +397,7 @@ def test_the_command_reads_a_config_file_and_continues_after_an_interruption(cap
         (["--out=."], "The folder . holds other files"),
     ],
 )
-@pytest.mark.parametrize("progress", [["--progress=false"], []], ids=["quiet", "bar"])
+@pytest.mark.parametrize("progress", [["--show_progress=false"], []], ids=["quiet", "bar"])
 def test_invalid_options_give_one_line_of_error(capsys, options, sentence, progress):
     assert sentence in refused(capsys, "compare", *QUICK, *options, *progress)
     assert names(".") == {"x.npy"}

@@ -3,26 +3,19 @@
 import re
 from pathlib import Path
 
-import lightning
 import pytest
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from helpers.runs import model, moons
+from helpers.runs import model, moons, trainer
 from ksm_lightning.callbacks import UpdateCheckpoint
 from ksm_lightning.learning.schedule import Phase
 from ksm_lightning.runs.checkpoint import read_checkpoint
 
 
 def test_checkpoints_are_written_on_time_and_replaced_atomically(tmp_path):
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_progress_bar=False,
-        max_epochs=-1,
-        callbacks=[UpdateCheckpoint(every_n_updates=30, keep_all=True)],
-    )
-    trainer.fit(model(phases=[Phase(70)]), datamodule=moons())
+    callback = UpdateCheckpoint(every_n_updates=30, keep_all=True)
+    run = trainer([callback], default_root_dir=tmp_path, enable_checkpointing=True)
+    run.fit(model(phases=[Phase(70)]), datamodule=moons())
     folder = tmp_path / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == [
         "last.ckpt",
@@ -36,14 +29,7 @@ def test_checkpoints_are_written_on_time_and_replaced_atomically(tmp_path):
 
 def test_a_failed_write_keeps_the_old_checkpoint(tmp_path, monkeypatch):
     callback = UpdateCheckpoint(every_n_updates=10)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_progress_bar=False,
-        max_epochs=-1,
-        callbacks=[callback],
-    )
+    run = trainer([callback], default_root_dir=tmp_path, enable_checkpointing=True)
     original = SingleDeviceStrategy.save_checkpoint
 
     def fail_later(self, content, path, **options):
@@ -55,5 +41,5 @@ def test_a_failed_write_keeps_the_old_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(SingleDeviceStrategy, "save_checkpoint", fail_later)
     kept = re.escape(str(tmp_path / "checkpoints" / "last.ckpt"))
     with pytest.raises(OSError, match=rf"could not be written \(No space left on device\); {kept} is unchanged"):
-        trainer.fit(model(phases=[Phase(40)]), datamodule=moons())
+        run.fit(model(phases=[Phase(40)]), datamodule=moons())
     assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 10

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from helpers.commands import refused
 from helpers.paths import ROOT
 from ksm_lightning.cli import main
 from ksm_lightning.runs.checkpoint import read_checkpoint
@@ -41,6 +42,30 @@ def test_every_config_is_accepted_after_the_files_it_builds_on(config, capsys, m
                 assert understood[section][name] == value, name
     for name, value in written.get("data", {}).get("init_args", {}).items():
         assert understood["data"]["init_args"][name] == value, name
+
+
+OVERLAYS = ["fashion_mnist", "half_moons_paper", "mnist_multi_gpu", "mnist_paper", "mnist_released"]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_without_a_complete_file_is_refused_in_one_sentence(name, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    path = f"configs/{name}.yaml"
+    assert len(header(ROOT / path)[0]) == 6  # its own command has two files
+    sentence = refused(capsys, "fit", "--config", path)
+    assert sentence.startswith(f"{path}: No data set is chosen: give a complete file first, such as --config configs/")
+
+
+@pytest.mark.parametrize(
+    ("command", "file"), [("fit", "configs/half_moons.yaml"), ("compare", "configs/compare/half_moons.yaml")]
+)
+@pytest.mark.parametrize("options", [[], ["--data.batch_size=3"]], ids=str)
+def test_a_command_without_data_is_refused_in_one_sentence(command, file, options, capsys):
+    sentence = refused(capsys, command, *options)
+    assert sentence == (
+        f"No data set is chosen: give a complete file first, such as --config {file}, or a datamodule, such as "
+        "--data=HalfMoonsDataModule."
+    )
 
 
 @pytest.mark.parametrize("config", sorted((ROOT / "configs" / "compare").glob("*.yaml")), ids=lambda path: path.stem)

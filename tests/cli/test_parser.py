@@ -119,7 +119,7 @@ def test_bad_data_gets_one_sentence_and_leaves_nothing(capsys, name, content, me
 
 
 def test_a_run_without_data_is_refused(capsys):
-    assert "arguments are required: fit.data" in refused(capsys, "fit", "--model.num_neurons=3")
+    assert "No data set is chosen: give a complete file first" in refused(capsys, "fit", "--model.num_neurons=3")
 
 
 # ---------------------------------------------------------------------- help

@@ -144,7 +144,7 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path, table):
     ("labels", "message"),
     [
         ("colour", "has no column 'colour' for labels; it has a, b"),
-        ("b", "must be integers"),
+        ("b", "must be whole numbers, but some are fractions"),
         ("7", "no column"),
         ("missing.npy", "There is no data file missing.npy"),
     ],
@@ -166,8 +166,8 @@ def test_a_label_column_is_given_by_name_or_index(tmp_path, labels):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (np.array(["a"] * 30), "must be integers, got <U1 with other values"),
-        (np.full(30, np.nan), "must be integers, got float64 with other values"),
+        (np.array(["a"] * 30), "must be whole numbers, but they are of dtype <U1"),
+        (np.full(30, np.nan), "must be whole numbers, but some are fractions, NaN or infinite"),
         (np.arange(4), "30 points but labels of shape"),
     ],
     ids=["text", "nan", "length"],

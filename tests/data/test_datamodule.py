@@ -72,8 +72,8 @@ def test_a_datamodule_without_load_is_refused_by_name():
     class Incomplete(KSMDataModule):
         pass
 
-    with pytest.raises(NotImplementedError, match="Incomplete must define `load`, which returns the training data"):
-        Incomplete().setup()
+    with pytest.raises(TypeError, match=r"abstract class Incomplete .*load"):
+        Incomplete()
 
 
 # ---------------------------------------------------------------------- preprocessing

@@ -71,5 +71,5 @@ def test_a_resumed_run_may_not_change_the_network():
     assert HyperParameters.fixed_names() == ["num_neurons", "in_features", "kernel", "kernel_params", "ridge"]
     HyperParameters.check_same_network({**saved, "in_features": None, "ridge": None, "updates": 9}, saved)
     for name, value in (("num_neurons", 3), ("in_features", 3), ("kernel_params", {"sigma": 2.0}), ("ridge", 0.1)):
-        with pytest.raises(ValueError, match=f"another network: it has {name}="):
+        with pytest.raises(ValueError, match=f"The checkpoint has {name}="):
             HyperParameters.check_same_network({**saved, name: value}, saved)

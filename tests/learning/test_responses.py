@@ -147,3 +147,15 @@ def test_a_tracked_run_resumes_bitwise(tmp_path, interrupted):
         assert torch.equal(ours, theirs)
     # The exact end changes L, so the inverse must be dropped.
     assert whole.learner.state_dict()["inverse"] == {}
+
+
+def test_a_loaded_inverse_goes_into_the_buffer_that_a_recorded_update_refers_to():
+    x = blocks(updates=2, batch=8)
+    learner = learner_of(network_for(PowerCosineKernel(3), x, True, 64), Rates(0.001, 0.0, 0.02), natural=True)
+    learner.learn(x[:1])
+    buffer, state = learner.responses.P, learner.state_dict()
+    learner.learn(x[1:])
+    learner.load_state_dict(state)
+    learner.responses.prepare()
+    assert learner.responses.P is buffer
+    assert torch.equal(buffer, state["inverse"]["inverse"])

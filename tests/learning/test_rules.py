@@ -9,9 +9,10 @@ from torch.testing import assert_close
 from helpers import plain_rules
 from helpers.kernels import KERNELS
 from helpers.learning_cases import ScaledGaussian, blocks, network_for, rates_for
-from helpers.plain_rules import compute_step, descent, largest_difference, learner_of
+from helpers.plain_rules import compute_step, largest_difference, learner_of
 from ksm_lightning.kernels import GaussianKernel, PowerCosineKernel, make_kernel
 from ksm_lightning.learning import Rates
+from ksm_lightning.learning.learner import Snapshot
 from ksm_lightning.network import KSMNetwork, NormalInit, functional
 
 
@@ -46,32 +47,45 @@ def test_responses_and_steps_are_limited():
     assert largest_difference(ours, theirs) < 1e-9
 
 
-def test_a_full_natural_step_is_a_mean_shift(rng):
-    """``w -> <y k x> / <y k>``, ``q -> <y k>`` and ``L -> C``, from gains at their own fixed point."""
-    kernel = GaussianKernel(0.8)
+def natural_step(net: KSMNetwork, x: torch.Tensor, step: float) -> tuple[Snapshot, torch.Tensor, torch.Tensor]:
+    """One natural update of the Learner; returns the weights before it, and the batch's k and y by their formulas."""
+    learner = learner_of(net, Rates(step, step, step), natural=True, inverse="exact")
+    before = learner.snapshot()
+    k = net.kernel.gram(x, before.W)
+    y = torch.linalg.solve(before.L + net.ridge * torch.eye(net.num_neurons).double(), (k * before.q).mT).mT
+    assert (y.norm(dim=1) < 2 * net.kernel.diag(x).sqrt()).all()  # the limit of responses does not act
+    learner.learn(x[None])
+    return before, k, y
+
+
+@pytest.mark.parametrize("is_at_fixed_point", [True, False])
+def test_a_natural_step_is_a_part_of_the_way_to_a_mean_shift(rng, is_at_fixed_point):
+    """``w -> <y k x> / <y k>``, times ``<y k> / q``, which is 1 where q is at its own fixed point."""
     x = torch.randn(50, 2, generator=rng, dtype=torch.float64)
-    net = KSMNetwork(kernel, 2, 3, init=NormalInit(0.3), generator=rng).double()
-    step = functional.hebbian_step(kernel, x, net.W, net.q, net.L, net.ridge)
-    weights = step.y * step.k  # (batch, n)
+    net = KSMNetwork(GaussianKernel(0.8), 2, 3, init=NormalInit(0.3), generator=rng).double()
     with torch.no_grad():
-        net.q.copy_(weights.mean(0))  # the fixed point for the responses before the step
-    gradients = functional.Gradients(
-        functional.gradient_W(net.q, step.y, kernel.value_and_pullback(x, net.W)[1], kernel.diag_gradient(net.W)),
-        functional.gradient_q(net.q, step.k, step.y, step.self_similarity), step.gradients.L,
-    )  # fmt: skip
-    found = descent(net, gradients, step.self_similarity, Rates(1e-9, 1.0, 1.0), natural=True)
-    assert_close(net.W - found.W, weights.mT @ x / weights.sum(0)[:, None])
-    assert_close(found.q, torch.zeros(3, dtype=torch.float64))
-    assert_close(net.L + found.L, step.C)
+        net.q.copy_(torch.tensor([0.1, 0.15, 0.2]))
+        if is_at_fixed_point:  # a diagonal L with y_i = q_i k_i / <k_i^2>
+            net.L.copy_(torch.diag(net.kernel.gram(x, net.W).square().mean(0) - net.ridge))
+    before, k, y = natural_step(net, x, step := 0.01)
+    weights, drive = y * k, (y * k).mean(0)  # (batch, n), (n,)
+    assert torch.allclose(drive, before.q) == is_at_fixed_point
+    way = weights.mT @ x / weights.sum(0)[:, None] - before.W
+    assert_close(net.W - before.W, step * (drive / before.q)[:, None] * way)
+    assert_close(net.q - before.q, step * (drive - before.q))
+    assert_close(net.L - before.L, step * (y.mT @ y / len(x) - before.L))
 
 
-def test_a_full_natural_step_of_a_power_cosine_kernel(rng):
-    kernel = PowerCosineKernel(alpha=3)
+def test_a_natural_step_of_a_power_cosine_kernel(rng):
+    """``w -> <y df(w, x)/dw>`` and ``L -> C``; q stays 1."""
     x = torch.randn(50, 4, generator=rng, dtype=torch.float64)
-    net = KSMNetwork(kernel, 4, 3, generator=rng).double()
-    step = functional.hebbian_step(kernel, x, net.W, net.q, net.L, net.ridge)
-    found = descent(net, step.gradients, step.self_similarity, Rates(1e-9, 0.0, 1.0), natural=True)
-    assert_close(net.W - found.W, kernel.value_and_pullback(x, net.W)[1](step.y / len(x)))
+    net = KSMNetwork(PowerCosineKernel(alpha=3), 4, 3, init=NormalInit(0.3), generator=rng).double()
+    before, _, y = natural_step(net, x, step := 0.01)
+    W = before.W.clone().requires_grad_()
+    (mean,) = torch.autograd.grad((y * net.kernel.gram(x, W)).sum() / len(x), W)
+    assert_close(net.W - before.W, step * (mean - before.W))
+    assert torch.equal(net.q, torch.ones(3, dtype=torch.float64))
+    assert_close(net.L - before.L, step * (y.mT @ y / len(x) - before.L))
 
 
 def test_the_papers_rule_is_gradient_descent(rng):

@@ -41,3 +41,9 @@ def test_natural_steps_end_with_the_exact_L_by_default(moons, schedule, asked):
     exact = solve_inner(drive.mT @ drive / len(moons), network.kernel.diag(W), q, network.ridge).L
     is_consolidated = torch.allclose(network.L.double(), exact, rtol=1e-4, atol=1e-5)
     assert is_consolidated == (schedule.is_natural if asked is None else asked)
+
+
+@pytest.mark.parametrize("ridge", [-1.0, 0.0, float("nan")])
+def test_an_impossible_ridge_is_refused(moons, ridge):
+    with pytest.raises(ValueError, match="`ridge` must be positive and finite"):
+        train(GaussianKernel(), moons, 3, AdaptiveSchedule(5), ridge=ridge)

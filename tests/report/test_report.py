@@ -93,7 +93,7 @@ def first(cell: str) -> float:
 def report(run: Path, *options: str) -> SimpleNamespace:
     """The page of a run, and the output of the command."""
     with contextlib.redirect_stdout(StringIO()) as printed:
-        main(["report", str(run), *options, "--progress=false"])
+        main(["report", str(run), *options, "--show_progress=false"])
     text = (run / "report.html").read_text()
     return SimpleNamespace(run=run, text=text, page=Page(text), printed=printed.getvalue())
 
@@ -484,7 +484,7 @@ def test_a_truncated_event_file_is_read_up_to_the_damage(moons, tmp_path):
 
 def test_the_run_may_be_given_by_a_checkpoint_and_the_checkpoint_by_an_option(copy, tmp_path, capsys):
     checkpoint = copy / "checkpoints" / "last.ckpt"
-    main(["report", str(checkpoint), "--progress=false"])
+    main(["report", str(checkpoint), "--show_progress=false"])
     assert f"Report: {copy}/report.html" in capsys.readouterr().out
     moved = shutil.move(checkpoint, tmp_path / "best.ckpt")
     out = tmp_path / "deep" / "er.html"
@@ -499,7 +499,7 @@ def test_the_page_of_a_network_that_is_not_finite_reports_it(copy, capsys):
     content = torch.load(path, weights_only=True)
     content["state_dict"]["network.L"] = -torch.eye(3)
     torch.save(content, path)
-    main(["report", str(copy), "--progress=false"])
+    main(["report", str(copy), "--show_progress=false"])
     assert "error: The network is not finite." in capsys.readouterr().out
     page = Page((copy / "report.html").read_text())
     assert "The network is not finite" in page.words["h3"]
@@ -575,14 +575,14 @@ def test_a_damaged_run_gives_one_line_of_error_and_no_page(copy, capsys, case):
 def test_invalid_options_give_one_line_of_error(copy, capsys, options, sentence):
     if "--device=cuda" in options and torch.cuda.is_available():
         pytest.skip("CUDA is available")
-    assert sentence in refused(capsys, "report", str(copy), "--progress=false", *options)
+    assert sentence in refused(capsys, "report", str(copy), "--show_progress=false", *options)
     assert not (copy / "report.html").exists()
 
 
 def test_a_file_that_is_not_a_report_is_never_overwritten(copy, capsys):
     notes = copy / "notes.html"
     notes.write_text("mine")
-    sentence = refused(capsys, "report", str(copy), "--progress=false", f"--out={notes}")
+    sentence = refused(capsys, "report", str(copy), "--show_progress=false", f"--out={notes}")
     assert sentence == f"{notes} exists and is not a report: choose another file with --out."
     assert notes.read_text() == "mine"
 
@@ -601,7 +601,7 @@ def test_an_interrupted_report_keeps_the_old_page(copy, capsys, monkeypatch):
 
     monkeypatch.setattr("ksm_lightning.cli.report.measure", interrupt)
     with pytest.raises(SystemExit) as stop:
-        main(["report", str(copy), "--progress=false"])
+        main(["report", str(copy), "--show_progress=false"])
     assert stop.value.code == 130
     assert (copy / "report.html").read_text() == "old. Made by ksm report"
     assert [path.name for path in copy.glob(".*")] == []

@@ -4,14 +4,13 @@ import pickle
 import subprocess
 import sys
 
-import lightning
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.checkpoints import changed
 from helpers.processes import PATIENCE
-from helpers.runs import SHORT, fit, model, moons
+from helpers.runs import SHORT, fit, model, moons, trainer
 from ksm_lightning.kernels import GaussianKernel, register_kernel, registry
 from ksm_lightning.learning.schedule import Phase
 from ksm_lightning.module import KernelSimilarityMatching
@@ -20,8 +19,7 @@ from ksm_lightning.module import KernelSimilarityMatching
 @pytest.fixture
 def saved(tmp_path):
     module = model()
-    trainer = fit(module)
-    trainer.save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
+    fit(module).save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
     return module, tmp_path / "x.ckpt"
 
 
@@ -82,16 +80,9 @@ def test_resuming_is_bitwise_exact_across_phases_and_epochs(tmp_path, stopped_at
     options = {"kernel": "power_cosine", "kernel_params": {"alpha": 3}, "phases": phases}
 
     def run(module, seed, **arguments):
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            max_epochs=-1,
-            max_steps=arguments.pop("max_steps", -1),
-        )
-        trainer.fit(module, datamodule=moons(updates_per_epoch=20, seed=seed), **arguments)
-        return trainer
+        started = trainer(max_steps=arguments.pop("max_steps", -1))
+        started.fit(module, datamodule=moons(updates_per_epoch=20, seed=seed), **arguments)
+        return started
 
     whole = model(**options)
     run(whole, seed=3)
@@ -99,8 +90,7 @@ def test_resuming_is_bitwise_exact_across_phases_and_epochs(tmp_path, stopped_at
     run(part, seed=3, max_steps=stopped_at).save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
     torch.manual_seed(99)  # another process; the seed of the batches comes from the checkpoint
     resumed = KernelSimilarityMatching(num_neurons=6, in_features=2, init="normal", **options)
-    trainer = run(resumed, seed=None, ckpt_path=tmp_path / "x.ckpt", weights_only=True)
-    assert trainer.global_step == 60
+    assert run(resumed, seed=None, ckpt_path=tmp_path / "x.ckpt", weights_only=True).global_step == 60
     for name, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
 
@@ -227,21 +217,23 @@ def test_a_users_kernel_is_loaded_if_it_is_registered(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kernel": "laplacian"}, "another network: it has kernel=gaussian, not laplacian"),
-        ({"kernel_params": {"sigma": 0.4}}, "it has kernel_params=.*0.3.*0.4"),
-        ({"ridge": 0.1}, "it has ridge=0.001, not 0.1"),
-        ({"num_neurons": 7}, "it has num_neurons=6, not 7"),
+        (
+            {"kernel": "laplacian"},
+            "has kernel=gaussian, but the model has laplacian: remove `kernel`, or train",
+        ),
+        ({"kernel_params": {"sigma": 0.4}}, "has kernel_params=.*0.3.*0.4"),
+        ({"ridge": 0.1}, "has ridge=0.001, but the model has 0.1"),
+        ({"num_neurons": 7}, "has num_neurons=6, but the model has 7"),
     ],
 )
 @pytest.mark.parametrize("function", ["fit", "validate"])
 def test_a_trainer_refuses_the_checkpoint_of_another_network(saved, options, message, function):
-    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=-1)
     with pytest.raises(ValueError, match=message):
-        getattr(trainer, function)(model(**options), datamodule=moons(), ckpt_path=saved[1], weights_only=True)
+        getattr(trainer(), function)(model(**options), datamodule=moons(), ckpt_path=saved[1], weights_only=True)
 
 
 def test_loading_with_another_ridge_is_refused(saved):
-    with pytest.raises(ValueError, match=r"another network: it has ridge=0.001, not 0.1"):
+    with pytest.raises(ValueError, match=r"has ridge=0.001, but the model has 0.1"):
         KernelSimilarityMatching.load_from_checkpoint(saved[1], ridge=0.1)
 
 
@@ -250,12 +242,6 @@ def test_the_ridge_comes_from_the_checkpoint(tmp_path):
 
     def own():
         return model(kernel="power_cosine", kernel_params={"alpha": 2}, phases=None, updates=60, in_features=2)
-
-    def trainer(**options):
-        return lightning.Trainer(
-            accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1,
-            num_sanity_val_steps=0, **options,
-        )  # fmt: skip
 
     x = moons().train_points.data
     whole, first, rest, seen = own(), own(), own(), own()
