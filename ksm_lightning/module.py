@@ -171,21 +171,20 @@ class KernelSimilarityMatching(L.LightningModule):
         first = self.global_step
         batches = batches[: max(0, self.schedule.total_updates - first)]
         log_every: int = getattr(self.trainer, "log_every_n_steps", 0)  # 0 in a barebones trainer
-        last, energy, logged = first + len(batches) - 1, None, []
-
-        def is_logged(update: int) -> bool:
-            return bool(log_every) and (update + 1) % log_every == 0
+        updates, energy, logged = range(first, first + len(batches)), None, []
+        to_log = {update for update in updates if log_every and (update + 1) % log_every == 0}
+        observed = {*to_log, *updates[-1:]}
 
         def on_observation(update: int, seen: Observation, rates: Rates) -> None:
             nonlocal energy
             energy = seen.energy.total
-            if is_logged(update):
+            if update in to_log:
                 logged.extend(self._log_update(update, seen, rates))
 
         made = optimizer.step(
             lambda: self.learner.learn(
                 batches, first, sample=self.points_for_idle_landmarks,
-                observe=lambda update: update == last or is_logged(update), on_observation=on_observation,
+                observe=observed.__contains__, on_observation=on_observation,
                 should_stop=lambda: self.run_state.should_pause,
             )
         )  # fmt: skip

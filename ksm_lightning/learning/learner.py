@@ -131,7 +131,7 @@ class Learner:
                 update = first_update + index
                 if update >= until:
                     self.set_kernel_for(update)
-                    rates, until = self.rates(update, batches.shape[1]), schedule.constant_until(update)
+                    rates, until = self._rates(update, len(self._q), self._samples), schedule.constant_until(update)
                     step_L = self.rule.step_of_L(rates.L)
                     sizes = StepSizes(rates.W, rates.q, step_L, 0.0)
                 if sample is not None and schedule.relocates_before(update):
@@ -159,8 +159,7 @@ class Learner:
         Args:
             blocks: All inputs, or this process's share of them, one block (samples, m) at a time.
 
-        Raises:
-            ValueError: If there are no inputs.
+        Raises ValueError if there are no inputs.
         """
         total, count = similarity_moment(self.network.kernel, blocks, self.network.W)
         summed = self.collectives.sum(torch.cat([total.flatten(), total.new_tensor([float(count)])]))
@@ -183,7 +182,10 @@ class Learner:
 
     def rates(self, update: int, batch: int) -> Rates:
         """Step sizes of an update for a process's batch of this size. A homogeneous kernel keeps q at 1."""
-        rates = self.schedule.rates(update, self.network.num_neurons, batch * self.collectives.size)
+        return self._rates(update, self.network.num_neurons, batch * self.collectives.size)
+
+    def _rates(self, update: int, num_neurons: int, samples: int) -> Rates:
+        rates = self.schedule.rates(update, num_neurons, samples)
         if self.network.kernel.is_homogeneous:
             rates = rates._replace(q=0.0)
         return rates if self.rate_factor == 1 else rates.scaled(self.rate_factor)
@@ -276,7 +278,7 @@ class Learner:
         tracks = responses.is_worth_tracking(step_L, self._samples) and not self.schedule.is_settling(update)
         if tracks:
             sizes = sizes._replace(ridge_error=responses.track(step_L))
-        else:
+        elif responses.P is not None:
             responses.invalidate()
         observed = None
         if is_observed or self._accelerator.method == "none":
