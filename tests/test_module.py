@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from helpers import references
-from helpers.runs import Recorder, fit, model, moons
+from helpers.runs import Recorder, fit, model, moons, trainer
 from ksm_lightning.callbacks import KernelErrorEvaluation, KMeansProbe, LinearProbe
 from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.learning import Learner
@@ -177,11 +177,9 @@ def test_a_plain_dataloader_trains_the_module():
     torch.manual_seed(0)
     x, labels = torch.randn(64, 1, 1, 2), torch.zeros(64)
     module = model(phases=[Phase(6)])
-    trainer = lightning.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1
-    )
-    trainer.fit(module, DataLoader(TensorDataset(x, labels), batch_size=16))
-    assert trainer.global_step == 6
+    run = trainer()
+    run.fit(module, DataLoader(TensorDataset(x, labels), batch_size=16))
+    assert run.global_step == 6
 
 
 def test_a_second_fit_continues_the_first():
@@ -254,36 +252,32 @@ def angular(**options):
     return model(kernel="power_cosine", kernel_params={"alpha": 2}, init="data", in_features=None, **options)
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory")
 def test_a_measured_ridge_is_taken_from_the_checkpoint_whatever_the_seed(tmp_path):
-    path = tmp_path / "half.ckpt"
-    torch.manual_seed(0)
-    first = angular(phases=None, updates=20)
-    fit(first, moons(seed=None), max_steps=10).save_checkpoint(path)
-    torch.manual_seed(1)
-    second = angular(phases=None, updates=20)
-    trainer = lightning.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1
-    )
-    trainer.fit(second, datamodule=moons(seed=None), ckpt_path=path, weights_only=True)
-    assert trainer.global_step == 20
+    path, first, fresh, second, third = tmp_path / "half.ckpt", *(angular(phases=None, updates=20) for _ in range(4))
+
+    def many():  # more points than the start looks at, so that the measured ridge depends on the seed
+        return moons(seed=None, num_points=4000)
+
+    fit(first, many(), max_steps=10).save_checkpoint(path)
+    torch.manual_seed(1)  # `model` sets the seed, and the start uses the one of the fit
+    fit(fresh, many(), max_steps=1)
+    assert fresh.network.ridge != first.network.ridge
+    run = trainer()
+    run.fit(second, datamodule=many(), ckpt_path=path, weights_only=True)
+    assert run.global_step == 20
     assert second.network.ridge == second.hparams["ridge"] == first.network.ridge
-    torch.manual_seed(2)
-    third = angular(phases=None, updates=20)
-    trainer.validate(third, datamodule=moons(seed=None), ckpt_path=path, weights_only=True, verbose=False)
+    run.validate(third, datamodule=many(), ckpt_path=path, weights_only=True, verbose=False)
     assert torch.equal(third.network.W, first.network.W)
 
 
 def test_a_ridge_that_is_not_given_is_taken_from_the_checkpoint(tmp_path):
     fit(model(ridge=0.01, phases=[Phase(5)])).save_checkpoint(tmp_path / "x.ckpt")
     resumed = model(phases=[Phase(9)])
-    trainer = lightning.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=-1
-    )
-    trainer.fit(resumed, datamodule=moons(), ckpt_path=tmp_path / "x.ckpt", weights_only=True)
-    assert (trainer.global_step, resumed.network.ridge, resumed.hparams["ridge"]) == (9, 0.01, 0.01)
+    run = trainer()
+    run.fit(resumed, datamodule=moons(), ckpt_path=tmp_path / "x.ckpt", weights_only=True)
+    assert (run.global_step, resumed.network.ridge, resumed.hparams["ridge"]) == (9, 0.01, 0.01)
     with pytest.raises(ValueError, match=r"has ridge=0\.01, but the model has 0.02: remove `ridge`"):
-        trainer.fit(model(ridge=0.02, phases=[Phase(9)]), datamodule=moons(), ckpt_path=tmp_path / "x.ckpt")
+        run.fit(model(ridge=0.02, phases=[Phase(9)]), datamodule=moons(), ckpt_path=tmp_path / "x.ckpt")
 
 
 def test_a_subclass_may_have_hyper_parameters_of_its_own():

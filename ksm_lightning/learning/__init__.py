@@ -3,8 +3,15 @@
 from ksm_lightning.learning.collectives import Collectives, SingleProcess
 from ksm_lightning.learning.hyperparameters import HyperParameters
 from ksm_lightning.learning.learner import Learner, Observation, Snapshot
-from ksm_lightning.learning.schedule import AdaptiveSchedule, PaperPhases, Phase, PhaseSchedule, Rates, Schedule
-from ksm_lightning.learning.schedule import make_schedule as make_schedule
+from ksm_lightning.learning.schedule import (
+    AdaptiveSchedule,
+    PaperPhases,
+    Phase,
+    PhaseSchedule,
+    Rates,
+    Schedule,
+    make_schedule,
+)
 from ksm_lightning.learning.stream import Stream
 from ksm_lightning.learning.training import train, train_on_few
 from ksm_lightning.learning.units import candidate_count, check_range, natural_ridge, sample_size
