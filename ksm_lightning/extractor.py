@@ -17,7 +17,7 @@ from ksm_lightning.kernels import Kernel, kernel_name, make_kernel
 from ksm_lightning.network import KSMNetwork
 from ksm_lightning.network.preprocessing import Frozen, Preprocessing
 from ksm_lightning.network.raw_input import as_tensor, check_finite, input_batches, is_finite
-from ksm_lightning.network.readout import LandmarkFeatures, Readout, check_readout
+from ksm_lightning.network.readout import LandmarkFeatures, Readout, check_readout, needs_sample
 from ksm_lightning.runs.checkpoint import network_of, preprocessing_of, read_checkpoint
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class FeatureExtractor(Frozen):
 
     Args:
         kernel: The similarity.
-        W: Landmarks (n, m), in the dtype of the computation.
-        M: Readout (n, k), in the same dtype.
+        W: Landmarks (p, m), in the dtype of the computation.
+        M: Readout (p, k), in the same dtype.
         preprocessing: Preprocessing of raw input. Default: none.
         readout: Name of the readout that M belongs to.
 
@@ -86,23 +86,29 @@ class FeatureExtractor(Frozen):
         *,
         sample: Tensor | np.ndarray | None = None,
         dtype: torch.dtype | None = None,
+        num_features: int | None = None,
     ) -> Self:
         """Load the network of a checkpoint, on the CPU. No code from the file is executed.
 
         Args:
             path: A ``.ckpt`` file written by ``ksm fit`` or a Trainer.
             readout: ``neural`` (the paper's representation), ``nystroem`` or ``least_squares``.
-            sample: Sample of raw input for ``least_squares``, distributed like the training data.
+            sample: Sample of raw input, distributed like the training data, for ``least_squares``, and for
+                ``nystroem`` with fewer features than landmarks. Otherwise it is ignored.
             dtype: Dtype of the computation, float32 or float64. Default: float32 if it is exact enough.
+            num_features: Number of features k, at most the number of landmarks: the top k principal directions on the
+                sample. Default: the number of neurons, which ``neural`` always has.
 
         Raises:
             FileNotFoundError: If the file does not exist.
-            ValueError: If the file is not a checkpoint, or the sample is missing.
+            ValueError: If the file is not a checkpoint, the sample is missing, or the readout cannot have
+                ``num_features`` features.
         """
         content = read_checkpoint(path)
         return cls.from_network(
-            network_of(content), readout, sample=sample, preprocessing=preprocessing_of(content), dtype=dtype
-        )
+            network_of(content), readout, sample=sample, preprocessing=preprocessing_of(content), dtype=dtype,
+            num_features=num_features,
+        )  # fmt: skip
 
     @classmethod
     @torch.no_grad()
@@ -114,21 +120,23 @@ class FeatureExtractor(Frozen):
         sample: Tensor | np.ndarray | None = None,
         preprocessing: Preprocessing | None = None,
         dtype: torch.dtype | None = None,
+        num_features: int | None = None,
     ) -> Self:
         """Make an extractor from a network, on its device. Arguments as in :meth:`from_checkpoint`."""
-        name = check_readout(readout)
+        name, is_fitted = check_readout(readout), needs_sample(network, readout, num_features)
         if dtype not in (None, torch.float32, torch.float64):
             raise ValueError(f"An extractor computes in float32 or float64, got {dtype}.")
         if not all(bool(weights.isfinite().all()) for weights in (network.W, network.q, network.L)):
             raise ValueError("The network has weights that are not finite: it diverged, use an older checkpoint.")
         prepare = Preprocessing.identity(network.in_features) if preprocessing is None else preprocessing
         x = None
-        if name == "least_squares":
+        if is_fitted:
             if sample is None:
-                raise ValueError("The least-squares readout is fitted to data: pass a `sample` of raw input.")
+                how = "" if name == "least_squares" else " with fewer features than landmarks"
+                raise ValueError(f"The readout {name}{how} is fitted to data: pass a `sample` of raw input.")
             raw = check_finite(as_tensor(sample), "The sample").to(network.W.device)
             x = prepare.copy_to(network.W.device)(raw)
-        features = LandmarkFeatures.of(network, name, x)
+        features = LandmarkFeatures.of(network, name, x, num_features=num_features)
         if not bool(features.M.isfinite().all()):
             raise ValueError(f"The network has no {name} readout: its weights diverged, use an older checkpoint.")
         dtype = sufficient_dtype(features) if dtype is None else dtype
@@ -143,12 +151,12 @@ class FeatureExtractor(Frozen):
 
     @property
     def W(self) -> Tensor:
-        """Landmarks (n, m)."""
+        """Landmarks (p, m)."""
         return self.features.W
 
     @property
     def M(self) -> Tensor:
-        """Readout (n, k)."""
+        """Readout (p, k)."""
         return self.features.M
 
     @property

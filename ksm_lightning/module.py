@@ -317,12 +317,14 @@ class KernelSimilarityMatching(L.LightningModule):
             raise ValueError("The input size is known after `fit` only: give `in_features` to use the model before.")
         return self.network
 
-    def features(self, x: Tensor, readout: str = "neural", sample: Tensor | None = None) -> Tensor:
-        """Features (samples, n) of any number of inputs (samples, m), computed in blocks.
+    def features(
+        self, x: Tensor, readout: str = "neural", sample: Tensor | None = None, num_features: int | None = None
+    ) -> Tensor:
+        """Features (samples, k) of any number of inputs (samples, m), computed in blocks.
 
-        ``readout`` and ``sample`` are those of :func:`ksm_lightning.network.readout.read_out`.
+        The other arguments are those of :func:`ksm_lightning.network.readout.read_out`.
         """
-        return read_out(self._built_network(), readout, x, sample=sample)
+        return read_out(self._built_network(), readout, x, sample=sample, num_features=num_features)
 
     def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Responses to a block of points; logs their energy."""

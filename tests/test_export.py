@@ -263,9 +263,26 @@ def test_least_squares_is_fitted_to_the_data_of_the_run(run):
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("format", "suffix"), [("torch", "pt2"), ("onnx", "onnx"), ("safetensors", "safetensors")])
+@pytest.mark.parametrize("readout", ["nystroem", "least_squares"])
+def test_the_command_exports_compressed_readouts_fitted_to_the_data_of_the_run(run, capsys, format, suffix, readout):
+    """The run has 4 neurons; the file has 3 features."""
+    from ksm_lightning.data import HalfMoonsDataModule
+
+    main(["export", f"--ckpt_path={ckpt(run)}", f"--format={format}", f"--readout={readout}", "--num_features=3"])
+    assert "output: (batch, 3)." in capsys.readouterr().out
+    raw = HalfMoonsDataModule(num_points=200).load()[0].x
+    expected = FeatureExtractor.from_checkpoint(ckpt(run), readout, sample=raw, num_features=3).transform(raw)
+    found = program_of(run / f"{readout}.{suffix}")(raw.astype(np.float32))
+    assert found.shape == (200, 3)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+
+
 def test_data_is_refused_for_readouts_that_do_not_use_it(run, capsys):
-    sentence = refused(capsys, "export", f"--ckpt_path={ckpt(run)}", "--data=HalfMoonsDataModule")
-    assert sentence == "--data is for fitting least_squares, but the readout is neural: remove it."
+    for readout in ("neural", "nystroem"):
+        options = [f"--ckpt_path={ckpt(run)}", "--data=HalfMoonsDataModule", f"--readout={readout}"]
+        sentence = refused(capsys, "export", *options)
+        assert sentence == f"The readout {readout} with 4 features is not fitted to data: remove --data."
 
 
 def test_least_squares_standardises_other_data_like_the_training_data(run, tmp_path):
@@ -289,8 +306,9 @@ def test_an_existing_file_is_not_replaced(run, capsys):
 def test_a_checkpoint_outside_a_run_is_exported_next_to_it_and_has_no_data(run, capsys, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     moved = Path(ckpt(run)).rename(tmp_path / "elsewhere" / "best.ckpt")
-    sentence = refused(capsys, "export", f"--ckpt_path={moved}", "--readout=least_squares")
-    assert "the checkpoint is not in a run folder: give --data" in sentence
+    for readout in ("least_squares", "nystroem"):
+        sentence = refused(capsys, "export", f"--ckpt_path={moved}", f"--readout={readout}", "--num_features=2")
+        assert "the checkpoint is not in a run folder: give --data" in sentence
     main(["export", f"--ckpt_path={moved}"])
     assert sorted(path.name for path in moved.parent.iterdir()) == ["best.ckpt", "neural.safetensors"]
 
@@ -302,6 +320,10 @@ def test_a_checkpoint_outside_a_run_is_exported_next_to_it_and_has_no_data(run, 
         (["--format=torch", "--input_shape=[3]"], "have 3 values, but the extractor takes 2"),
         (["--format=tflite"], "tflite"),
         (["--readout=pca"], "pca"),
+        (["--num_features=3"], "The neural readout always has 4 features, one per neuron, but `num_features` is 3"),
+        (["--readout=nystroem", "--num_features=5"], "between 1 and the number of landmarks, 4, got 5."),
+        (["--readout=least_squares", "--num_features=0"], "between 1 and the number of landmarks, 4, got 0."),
+        (["--num_features=few"], "num_features"),
         (["--ckpt_path=nowhere.ckpt"], "There is no checkpoint nowhere.ckpt"),
     ],
 )
@@ -319,7 +341,8 @@ def test_help_explains_every_option(capsys):
     text = " ".join(capsys.readouterr().out.split())
     for explanation in (
         "The checkpoint.", "onnx a .onnx file for ONNX runtimes", "neural is the network's response",
-        "which must not exist.", "Default: one row of raw values.", "Data for fitting least_squares.",
+        "which must not exist.", "Default: one row of raw values.", "Data for fitting least_squares,",
+        "Number of features of nystroem or least_squares",
     ):  # fmt: skip
         assert explanation in text
 

@@ -77,6 +77,26 @@ def test_a_readout_may_have_fewer_features_than_landmarks():
     assert extractor(torch.zeros(3, 4)).shape == (3, 2)
 
 
+@pytest.mark.parametrize("readout", ["nystroem", "least_squares"])
+def test_compressed_features_are_the_leading_principal_components_of_the_sample(readout):
+    """Of Nystroem features by the SVD; of least-squares features by the eigenvectors of F in the span of f(x, W)."""
+    spec, raw = ("gaussian", {"sigma": 0.7}), raw_points(60, seed=5)  # the sample of `extractor_of`
+    y = reference(spec, readout, raw)
+    U, values, _ = np.linalg.svd(y, full_matrices=False)
+    expected = U[:, :3] * values[:3] ** 2 @ U[:, :3].T
+    extractor = extractor_of(readout=readout, num_features=3, dtype=torch.float64)
+    assert extractor.M.shape == (7, 3)
+    assert (extractor.out_features, extractor.metadata["out_features"]) == (3, 3)
+    found = extractor.transform(raw)
+    np.testing.assert_allclose(found @ found.T, expected, rtol=0, atol=1e-9 * largest(expected))
+
+
+def test_a_sample_is_ignored_by_readouts_that_are_not_fitted():
+    for readout in ("neural", "nystroem"):
+        extractor = FeatureExtractor.from_network(network_of(GaussianKernel(0.7)), readout, sample=BAD)
+        assert extractor.out_features == 7
+
+
 # ---------------------------------------------------------------------- dtypes and shapes
 
 
@@ -388,6 +408,13 @@ def test_features_out_of_the_range_of_float16_are_refused():
             lambda: FeatureExtractor.from_network(network_of(LinearKernel()), "least_squares", sample=BAD[:, :2]),
             r"Inputs must be \(batch, 4\), got the shape \(5, 2\)",
         ),
+        (
+            lambda: FeatureExtractor.from_network(network_of(LinearKernel()), "nystroem", num_features=3),
+            "The readout nystroem with fewer features than landmarks is fitted to data: pass a `sample` of raw input",
+        ),
+        (lambda: extractor_of(num_features=3), "The neural readout always has 7 features, one per neuron, but"),
+        (lambda: extractor_of(readout="nystroem", num_features=0), "between 1 and the number of landmarks, 7, got 0"),
+        (lambda: extractor_of(readout="least_squares", num_features=8), "the number of landmarks, 7, got 8"),
         (lambda: extractor_of(dtype=torch.float16), "computes in float32 or float64, got torch.float16"),
     ],
 )
@@ -654,6 +681,16 @@ def test_a_saved_extractor_is_loaded_bitwise(tmp_path, spec, readout, dtype):
     assert [p.name for p in path.parent.iterdir()] == ["x.safetensors"]
     assert np.array_equal(loaded.transform(raw), extractor.transform(raw))
     assert (loaded.identity, loaded.metadata) == (extractor.identity, extractor.metadata)
+
+
+@pytest.mark.parametrize("readout", ["nystroem", "least_squares"])
+def test_a_compressed_extractor_is_loaded_bitwise(tmp_path, readout):
+    extractor, raw = extractor_of(readout=readout, num_features=3), raw_points()
+    loaded = FeatureExtractor.load(extractor.save(tmp_path / "x.safetensors"))
+    assert loaded.transform(raw).shape == (40, 3)
+    assert np.array_equal(loaded.transform(raw), extractor.transform(raw))
+    assert (loaded.identity, loaded.metadata) == (extractor.identity, extractor.metadata)
+    assert loaded.identity != extractor_of(readout=readout, num_features=4).identity
 
 
 def test_the_file_holds_named_tensors_and_a_description(tmp_path):

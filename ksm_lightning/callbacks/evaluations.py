@@ -16,7 +16,7 @@ from ksm_lightning.evaluation.kernel_error import KernelNRMSE
 from ksm_lightning.evaluation.linear_probe import PENALTIES, Selection, linear_probe
 from ksm_lightning.kernels import random_subset, symmetric_tiles
 from ksm_lightning.module import KernelSimilarityMatching
-from ksm_lightning.network.readout import Readout, check_readout, make_encoder
+from ksm_lightning.network.readout import Readout, check_readout, feature_count, make_encoder
 from ksm_lightning.runs import metric_names
 from ksm_lightning.runs.metric_names import Stage
 
@@ -79,7 +79,32 @@ class Evaluation(Callback):
             pl_module.log(name, value, prog_bar=self.in_progress_bar)
 
 
-class KernelErrorEvaluation(Evaluation):
+class _ReadoutEvaluation(Evaluation):
+    """Base class of evaluations of readouts, which may be compressed. Checks the number of features before the run.
+
+    Args:
+        readouts: The readouts to evaluate.
+        num_features: Number of features of the readouts. Default: the number of neurons.
+        min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
+    """
+
+    def __init__(self, readouts: Sequence[Readout], num_features: int | None, min_updates_between: int) -> None:
+        super().__init__(min_updates_between)
+        self.readouts = [check_readout(name) for name in readouts]
+        self.num_features = num_features
+
+    def count_for(self, readout: Readout) -> int | None:
+        """The ``num_features`` of one of the readouts."""
+        return self.num_features
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        assert isinstance(pl_module, KernelSimilarityMatching)
+        for readout in self.readouts:
+            feature_count(pl_module.network, readout, self.count_for(readout))
+
+
+class KernelErrorEvaluation(_ReadoutEvaluation):
     """Logs ``val/kernel_nrmse`` and ``test/kernel_nrmse``: ``||F - Y Y^T||_F / ||F||_F`` over all pairs of points.
 
     ``val`` uses the training points, which the network approximates, and ``test`` the test points. During a warm-up, F
@@ -92,6 +117,8 @@ class KernelErrorEvaluation(Evaluation):
         readouts: Readouts to score: ``neural``, ``nystroem``, ``least_squares``.
         max_points: Maximum number of points, a random but fixed subset. The cost grows with its square.
         min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
+        num_features: Number of features of all readouts except ``neural``, at most the number of landmarks. Default:
+            the number of neurons.
     """
 
     def __init__(
@@ -99,20 +126,26 @@ class KernelErrorEvaluation(Evaluation):
         readouts: Sequence[Readout] = ("neural", "nystroem"),
         max_points: int = 10_000,
         min_updates_between: int = 0,
+        num_features: int | None = None,
     ) -> None:
-        super().__init__(min_updates_between)
+        super().__init__(readouts, num_features, min_updates_between)
         if not readouts:
             raise ValueError("`readouts` must name at least one readout, got none.")
-        self.readouts = [check_readout(name) for name in readouts]
         if max_points < 1:
             raise ValueError(f"`max_points` must be at least 1, got {max_points}.")
         self.max_points = max_points
+
+    def count_for(self, readout: Readout) -> int | None:
+        return None if readout == "neural" else self.num_features
 
     def evaluate(
         self, trainer: L.Trainer, model: KernelSimilarityMatching, data: KSMDataModule, stage: Stage
     ) -> dict[str, float]:
         x = _evaluated_points(model, data, stage, self.max_points)[0]
-        representations = [model.features(x, readout, data.readout_sample(readout)) for readout in self.readouts]
+        representations = [
+            model.features(x, readout, data.readout_sample(readout), self.count_for(readout))
+            for readout in self.readouts
+        ]
         tiles = sum(1 for _ in symmetric_tiles(len(x)))
         with _late_bar(trainer, len(range(trainer.global_rank, tiles, trainer.world_size)), "Kernel error") as bar:
             metric = KernelNRMSE(
@@ -125,7 +158,7 @@ class KernelErrorEvaluation(Evaluation):
         return dict(zip(names, errors, strict=True))
 
 
-class LinearProbe(Evaluation):
+class LinearProbe(_ReadoutEvaluation):
     """Logs ``val/probe_accuracy`` and ``test/probe_accuracy``: softmax regression on y with few labels per class.
 
     The penalty is selected on the validation labels, and ``test/probe_accuracy`` uses the test labels. If the network
@@ -140,6 +173,8 @@ class LinearProbe(Evaluation):
             accuracy on the validation labels, as ``val/probe_accuracy`` only.
         readout: Features to probe: ``neural``, ``nystroem`` or ``least_squares``.
         min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
+        num_features: Number of features of ``nystroem`` or ``least_squares``, at most the number of landmarks. Default:
+            the number of neurons.
     """
 
     def __init__(
@@ -150,8 +185,9 @@ class LinearProbe(Evaluation):
         selection: Selection = "validation",
         readout: Readout = "neural",
         min_updates_between: int = 5000,
+        num_features: int | None = None,
     ) -> None:
-        super().__init__(min_updates_between)
+        super().__init__([readout], num_features, min_updates_between)
         if labels_per_class < 1 or num_seeds < 1 or not penalties or min(penalties) <= 0:
             raise ValueError(
                 "LinearProbe needs `labels_per_class` and `num_seeds` of at least 1 and positive `penalties`, got "
@@ -161,7 +197,7 @@ class LinearProbe(Evaluation):
         self.num_seeds = num_seeds
         self.penalties = tuple(penalties)
         self.selection = selection
-        self.readout = check_readout(readout)
+        self.readout = readout
 
     def evaluate(
         self, trainer: L.Trainer, model: KernelSimilarityMatching, data: KSMDataModule, stage: Stage
@@ -172,7 +208,8 @@ class LinearProbe(Evaluation):
         if trainer.is_global_zero:
             sets = data.probe_sets()
             assert sets is not None
-            encode = make_encoder(model.network, self.readout, data.readout_sample(self.readout))
+            sample = data.readout_sample(self.readout)
+            encode = make_encoder(model.network, self.readout, sample, self.num_features)
             smallest = int(torch.unique(sets["train"][1], return_counts=True)[1].min())
             probe = linear_probe(
                 *(sets[name] for name in ("train", "validation", "test")),
@@ -188,7 +225,7 @@ class LinearProbe(Evaluation):
         return trainer.strategy.broadcast(scores)
 
 
-class KMeansProbe(Evaluation):
+class KMeansProbe(_ReadoutEvaluation):
     """Logs ``val/kmeans_accuracy_x`` and ``val/kmeans_accuracy_y``: how well KMeans on x and on y finds the labels.
 
     There is one cluster per label, with the best matching of clusters to labels. Data without labels is skipped. Only
@@ -199,21 +236,28 @@ class KMeansProbe(Evaluation):
         max_points: Maximum number of points to cluster.
         readout: Features to cluster: ``neural``, ``nystroem`` or ``least_squares``.
         min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
+        num_features: Number of features of ``nystroem`` or ``least_squares``, at most the number of landmarks. Default:
+            the number of neurons.
     """
 
     in_progress_bar = False
 
     def __init__(
-        self, starts: int = 10, max_points: int = 10_000, readout: Readout = "neural", min_updates_between: int = 10_000
+        self,
+        starts: int = 10,
+        max_points: int = 10_000,
+        readout: Readout = "neural",
+        min_updates_between: int = 10_000,
+        num_features: int | None = None,
     ) -> None:
-        super().__init__(min_updates_between)
+        super().__init__([readout], num_features, min_updates_between)
         if starts < 1 or max_points < 2:
             raise ValueError(
                 f"KMeansProbe needs `starts` of at least 1 and `max_points` of at least 2, got {starts} and "
                 f"{max_points}."
             )
         self.starts = starts
-        self.readout = check_readout(readout)
+        self.readout = readout
         self.max_points = max_points
 
     def evaluate(
@@ -226,7 +270,7 @@ class KMeansProbe(Evaluation):
         if trainer.is_global_zero:
             x, chosen = _evaluated_points(model, data, stage, self.max_points)
             classes, numbered = torch.unique(labels[chosen], return_inverse=True)
-            y = model.features(x, self.readout, data.readout_sample(self.readout))
+            y = model.features(x, self.readout, data.readout_sample(self.readout), self.num_features)
             inputs: dict[Literal["x", "y"], Tensor] = {"x": x, "y": y}
             for name, features in inputs.items():
                 clusters = kmeans(features, min(len(classes), len(x)), starts=self.starts)

@@ -18,7 +18,7 @@ from ksm_lightning.data.datamodule import datamodule_of
 from ksm_lightning.extractor import FeatureExtractor
 from ksm_lightning.files import draft_of, write_array, write_text
 from ksm_lightning.module import KernelSimilarityMatching
-from ksm_lightning.network.readout import Readout, check_readout
+from ksm_lightning.network.readout import Readout, check_readout, feature_count
 
 _Draft = Literal["features", "labels", "written"]
 
@@ -27,7 +27,7 @@ class FeatureWriter(BasePredictionWriter):
     """Writes the features of the predicted points, in the order of the points, from any number of processes.
 
     Each process writes its rows to one memory-mapped file, so the features may be larger than memory. A ``.npz`` file
-    holds the arrays ``features`` (samples, n), ``labels`` (samples,) if the data has labels, and ``extractor``, a JSON
+    holds the arrays ``features`` (samples, k), ``labels`` (samples,) if the data has labels, and ``extractor``, a JSON
     text that describes the extractor. A ``.npy`` file holds the features alone; the rest is in ``NAME_labels.npy`` and
     ``NAME.json``. Labels that are not integers are not written. Files are complete when they appear.
 
@@ -35,12 +35,17 @@ class FeatureWriter(BasePredictionWriter):
         path: The ``.npy`` or ``.npz`` file to write, which must not exist.
         readout: The features: ``neural`` is the network's response; ``nystroem`` and ``least_squares`` have a lower
             kernel error with the same landmarks.
+        num_features: Number of features k of ``nystroem`` or ``least_squares``, at most the number of landmarks: the
+            top k principal directions. Default: the number of neurons.
     """
 
-    def __init__(self, path: str = "features.npy", readout: Readout = "neural") -> None:
+    def __init__(
+        self, path: str = "features.npy", readout: Readout = "neural", num_features: int | None = None
+    ) -> None:
         super().__init__(write_interval="batch")
         self.path = Path(path)
         self.readout = check_readout(readout)
+        self.num_features = num_features
         self._arrays: dict[_Draft, np.memmap] = {}
         self._extractor: FeatureExtractor | None = None
         self._has_labels = False
@@ -55,6 +60,8 @@ class FeatureWriter(BasePredictionWriter):
         for path in (self.path, *self._beside().values()):
             if path.exists():
                 raise FileExistsError(f"{path} exists already: choose another file with --features.path.")
+        if isinstance(pl_module, KernelSimilarityMatching):
+            feature_count(pl_module.network, self.readout, self.num_features)
 
     def _beside(self) -> dict[str, Path]:
         """The files that belong to a ``.npy`` file."""
@@ -73,7 +80,7 @@ class FeatureWriter(BasePredictionWriter):
         prepare = None if data is None else data.preprocessing
         points = None if data is None else data.readout_sample(self.readout)
         self._extractor = FeatureExtractor.from_network(
-            pl_module.network, self.readout, preprocessing=prepare,
+            pl_module.network, self.readout, preprocessing=prepare, num_features=self.num_features,
             sample=points if prepare is None or points is None else prepare.to(points.device).inverse(points),
         )  # fmt: skip
         # The extractor has the closed form; with the dynamics the features are the network's own responses.

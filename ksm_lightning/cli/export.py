@@ -8,7 +8,7 @@ from ksm_lightning.export import SUFFIXES, Format, example_inputs
 from ksm_lightning.export import export as write
 from ksm_lightning.extractor import FeatureExtractor
 from ksm_lightning.network.preprocessing import Preprocessing
-from ksm_lightning.network.readout import Readout
+from ksm_lightning.network.readout import Readout, feature_count, needs_sample
 from ksm_lightning.runs.checkpoint import network_of, preprocessing_of, read_checkpoint
 from ksm_lightning.runs.finished_run import FinishedRun
 
@@ -26,6 +26,7 @@ def export(
     out: str | None = None,
     input_shape: list[int] | None = None,
     data: KSMDataModule | None = None,
+    num_features: int | None = None,
 ) -> None:
     """Write the feature extractor of a checkpoint as one file: raw input in, features out, any batch size.
 
@@ -42,17 +43,18 @@ def export(
         out: The file to write, which must not exist. Default: READOUT.SUFFIX in the run folder.
         input_shape: Shape of one input, such as [1, 28, 28]. A safetensors file accepts any shape. Default: one row of
             raw values.
-        data: Data for fitting least_squares. Default: the data of the checkpoint's run.
+        data: Data for fitting least_squares, or nystroem with fewer features than landmarks. Default: the data of the
+            checkpoint's run.
+        num_features: Number of features of nystroem or least_squares, at most the number of landmarks: the top
+            principal directions. Default: the number of neurons.
     """
     folder = Path(ckpt_path).parent
     if FinishedRun.of_checkpoint(ckpt_path) is not None:
         folder = Path(os.path.normpath(folder / ".."))  # Path(".").parent would be "."
     path = Path(out) if out is not None else folder / f"{readout}{SUFFIXES[format]}"
-    if data is not None and readout != "least_squares":
-        raise ValueError(f"--data is for fitting least_squares, but the readout is {readout}: remove it.")
     if path.exists():
         raise FileExistsError(f"{path} exists already: choose another file with --out.")
-    extractor = extractor_of(ckpt_path, readout, data)
+    extractor = extractor_of(ckpt_path, readout, data, num_features)
     written = write(extractor, path, format, input_shape)
     shape = ", ".join(map(str, ["batch", *(input_shape or [extractor.raw_features])]))
     print(
@@ -63,17 +65,19 @@ def export(
     )
 
 
-def extractor_of(ckpt_path: str, readout: Readout, data: KSMDataModule | None = None) -> FeatureExtractor:
-    """The extractor of a checkpoint. Least squares is fitted to ``data``, by default that of the checkpoint's run."""
+def extractor_of(
+    ckpt_path: str, readout: Readout, data: KSMDataModule | None = None, num_features: int | None = None
+) -> FeatureExtractor:
+    """The extractor of a checkpoint. A readout is fitted to ``data``, by default that of the checkpoint's run."""
     content = read_checkpoint(ckpt_path)
     network, prepare = network_of(content), preprocessing_of(content)
     sample = None
-    if readout == "least_squares":
+    if needs_sample(network, readout, num_features):
         if data is None:
             run = FinishedRun.of_checkpoint(ckpt_path)
             if run is None:
                 raise ValueError(
-                    "The least-squares readout needs data to be fitted to, and the checkpoint is not in a run folder: "
+                    f"The readout {readout} needs data to be fitted to, and the checkpoint is not in a run folder: "
                     "give --data."
                 )
             data = run.data()
@@ -83,4 +87,9 @@ def extractor_of(ckpt_path: str, readout: Readout, data: KSMDataModule | None = 
         prepare = prepare or Preprocessing.identity(network.in_features)
         points = data.readout_sample(readout)
         sample = None if points is None else prepare.inverse(points)
-    return FeatureExtractor.from_network(network, readout, sample=sample, preprocessing=prepare)
+    elif data is not None:
+        count = feature_count(network, readout, num_features)
+        raise ValueError(f"The readout {readout} with {count} features is not fitted to data: remove --data.")
+    return FeatureExtractor.from_network(
+        network, readout, sample=sample, preprocessing=prepare, num_features=num_features
+    )

@@ -5,6 +5,7 @@ from pathlib import Path
 from ksm_lightning.cli.device import find_device
 from ksm_lightning.cli.step_bar import step_bar
 from ksm_lightning.files import write_text
+from ksm_lightning.network.readout import feature_count
 from ksm_lightning.report import load, measure, render
 from ksm_lightning.report.page import MARK
 from ksm_lightning.runs.finished_run import FinishedRun
@@ -17,6 +18,7 @@ def report(
     max_points: int = 3000,
     device: str = "auto",
     show_progress: bool = True,
+    num_features: int | None = None,
 ) -> None:
     """Write an HTML report of a run to one file.
 
@@ -32,6 +34,8 @@ def report(
             its cube.
         device: Device: cpu, cuda, or auto for cuda if available.
         show_progress: Whether to show a progress bar.
+        num_features: Number of features of the readouts nystroem and least_squares, at most the number of landmarks.
+            Default: the number of neurons.
     """
     if max_points < 2:
         raise ValueError(f"`max_points` must be at least 2, got {max_points}.")
@@ -43,8 +47,9 @@ def report(
     if page.exists() and MARK not in page.read_bytes():
         raise FileExistsError(f"{page} exists and is not a report: choose another file with --out.")
     model, data = load(source, target)
+    feature_count(model.network, "nystroem", num_features)
     with step_bar(show_progress) as on_step:
-        content = measure(source, model, data, max_points, on_step)
+        content = measure(source, model, data, max_points, on_step, num_features)
         text = render(content)
     write_text(page, text)
     print(f"Report: {page}\n")

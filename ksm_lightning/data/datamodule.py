@@ -163,8 +163,8 @@ class KSMDataModule(L.LightningDataModule, ABC):
         return points.take(torch.unique(drawn))
 
     def readout_sample(self, readout: str) -> Tensor | None:
-        """Training points that a readout is fitted to, the same at every call; None if it is not fitted."""
-        return self.sample(0, READOUT_SAMPLE) if readout == "least_squares" else None
+        """Training points that a readout may be fitted to, the same at every call; None for the neural readout."""
+        return None if readout == "neural" else self.sample(0, READOUT_SAMPLE)
 
     def train_dataloader(self) -> UpdateLoader:
         """Random batches that continue at the trainer's number of updates."""

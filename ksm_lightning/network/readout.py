@@ -1,7 +1,9 @@
-"""Readouts: three matrices M that turn the same landmarks W into features ``y = f(x, W) M``.
+"""Readouts: three matrices M (p, k) that turn the same p landmarks W into k features ``y = f(x, W) M``.
 
-The network's own representation minimises an upper bound of the kernel error, not the error itself. On half moons its
-error stays near 0.14 however many neurons it has. The other two readouts reach lower errors with the same landmarks.
+The network's own representation has one feature per neuron. It minimises an upper bound of the kernel error, not the
+error itself. On half moons its error stays near 0.14 however many neurons it has. The other two readouts reach lower
+errors with the same landmarks, and they can compress: with k < p they keep the top k principal directions of their p
+features. With p = 2 k, the compressed least-squares features are nearly as good as kernel PCA with k features.
 """
 
 from collections.abc import Callable
@@ -18,10 +20,12 @@ from ksm_lightning.network.preprocessing import Frozen
 Readout = Literal["neural", "nystroem", "least_squares"]
 READOUTS: tuple[Readout, ...] = get_args(Readout)
 READOUT_SAMPLE = 10_000
-"""Maximum number of points that the least-squares readout is fitted to."""
+"""Maximum number of points that a readout is fitted to."""
 
 Encoder = Callable[[Tensor], Tensor]
 """Maps inputs (samples, m) to features (samples, k)."""
+
+_BLOCK = 8192
 
 
 def check_readout(name: str) -> Readout:
@@ -30,6 +34,40 @@ def check_readout(name: str) -> Readout:
         if name == known:
             return known
     raise ValueError(f"There is no readout {name!r}: choose one of {', '.join(READOUTS)}.")
+
+
+def feature_count(network: KSMNetwork, readout: str, num_features: int | None = None) -> int:
+    """Number of features k of a readout. Default: the number of neurons.
+
+    Raises:
+        ValueError: If there is no such readout, or it cannot have ``num_features`` features.
+    """
+    n = network.num_neurons
+    count = n if num_features is None else num_features
+    if check_readout(readout) != "neural":
+        _check_count(count, len(network.W))
+    elif count != n:
+        raise ValueError(
+            f"The neural readout always has {n} features, one per neuron, but `num_features` is {count}: leave it out, "
+            "or choose the readout nystroem or least_squares."
+        )
+    return count
+
+
+def _check_count(num_features: int, num_landmarks: int) -> None:
+    if not 1 <= num_features <= num_landmarks:
+        raise ValueError(
+            f"`num_features` must be between 1 and the number of landmarks, {num_landmarks}, got {num_features}."
+        )
+
+
+def needs_sample(network: KSMNetwork, readout: str, num_features: int | None = None) -> bool:
+    """Whether a readout is fitted to a sample of the data: ``least_squares`` always, ``nystroem`` if it compresses.
+
+    Raises the errors of :func:`feature_count`.
+    """
+    count = feature_count(network, readout, num_features)
+    return readout == "least_squares" or (readout == "nystroem" and count < len(network.W))
 
 
 @torch.no_grad()
@@ -41,11 +79,11 @@ def neural_matrix(network: KSMNetwork) -> Tensor:
 
 @torch.no_grad()
 def nystroem_matrix(kernel: Kernel, W: Tensor) -> Tensor:
-    """``(f(W,W)^+)^(1/2)`` (n, n), in float64. It makes the kernel exact on the span of the landmarks.
+    """``(f(W,W)^+)^(1/2)`` (p, p), in float64. It makes the kernel exact on the span of the landmarks.
 
     Args:
         kernel: The similarity.
-        W: Landmarks (n, m), learned or chosen in any other way.
+        W: Landmarks (p, m), learned or chosen in any other way.
 
     Example:
         >>> from ksm_lightning.kernels import LinearKernel
@@ -60,49 +98,112 @@ def nystroem_matrix(kernel: Kernel, W: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def least_squares_matrix(kernel: Kernel, W: Tensor, x: Tensor) -> Tensor:
-    """The M (n, n), in float64, that minimises ``||F - Y Y^T||`` for ``Y = f(x, W) M`` on a sample.
+def compress(kernel: Kernel, W: Tensor, M: Tensor, x: Tensor, num_features: int) -> Tensor:
+    """``M V`` (p, k), in float64, with the top k principal directions V of the features ``Y = f(x, W) M`` of a sample.
 
-    With ``U`` an orthonormal basis of the columns of ``f(x, W)``, the best approximation of F in their span is
-    ``U (U^T F U) U^T``, which is positive semi-definite. F is computed one tile at a time.
+    ``Y V V^T Y^T`` is the best approximation of ``Y Y^T`` of rank k. The directions are in descending order of the
+    eigenvalues of ``Y^T Y``.
 
     Args:
         kernel: The similarity.
-        W: Landmarks (n, m), learned or chosen in any other way.
-        x: Sample of the data (samples, m), several times as many points as landmarks.
+        W: Landmarks (p, m).
+        M: Readout (p, p).
+        x: Sample of the data (samples, m).
+        num_features: Number of features k, at most p.
+
+    Example:
+        >>> from ksm_lightning.kernels import LinearKernel
+        >>> x = torch.tensor([[1.0, 2.0], [1.0, -2.0]])  # varies most along the second axis
+        >>> compress(LinearKernel(), torch.eye(2), torch.eye(2), x, num_features=1)
+        tensor([[0.],
+                [1.]], dtype=torch.float64)
     """
+    _check_count(num_features, M.shape[1])
+    _check_sample(x)
+    W, M, x = W.double(), M.double(), x.double()
+    moment = M.new_zeros(M.shape[1], M.shape[1])  # Y^T Y (p, p)
+    for part in torch.split(x, _BLOCK):
+        features = kernel(part, W) @ M
+        moment += features.mT @ features
+    _, vectors = torch.linalg.eigh(moment)
+    return _fix_signs(kernel, W, M @ vectors[:, -num_features:].flip(1))
+
+
+def _fix_signs(kernel: Kernel, W: Tensor, M: Tensor) -> Tensor:
+    """Make the largest feature of the landmarks positive: the signs of eigenvectors depend on the machine."""
+    features = kernel(W, W) @ M  # (p, k)
+    largest = features.gather(0, features.abs().argmax(0, keepdim=True))
+    return torch.where(largest < 0, -M, M)
+
+
+def _check_sample(x: Tensor) -> None:
     if len(x) == 0:
-        raise ValueError("The least-squares readout needs a sample of the data, but the sample is empty.")
+        raise ValueError("This readout is fitted to a sample of the data, but the sample is empty.")
+
+
+@torch.no_grad()
+def least_squares_matrix(kernel: Kernel, W: Tensor, x: Tensor, num_features: int | None = None) -> Tensor:
+    """The M (p, k), in float64, that minimises ``||F - Y Y^T||`` for ``Y = f(x, W) M`` on a sample.
+
+    With ``U`` an orthonormal basis of the columns of ``f(x, W)``, the best approximation of F in their span is
+    ``U (U^T F U) U^T``, which is positive semi-definite. The k leading eigenvectors of ``U^T F U`` give the best one
+    of rank k. F is computed one tile at a time.
+
+    Args:
+        kernel: The similarity.
+        W: Landmarks (p, m), learned or chosen in any other way.
+        x: Sample of the data (samples, m), several times as many points as landmarks.
+        num_features: Number of features k, at most p. Fewer than p are in descending order of their eigenvalues.
+            Default: p.
+    """
+    count = len(W) if num_features is None else num_features
+    _check_count(count, len(W))
+    _check_sample(x)
     W, x = W.double(), x.double()
     # Start from Nystroem features: their scales differ by far less than those of f(x, W).
     first = nystroem_matrix(kernel, W)
-    features = torch.cat([kernel(part, W) @ first for part in torch.split(x, 8192)])  # (samples, n)
+    features = torch.cat([kernel(part, W) @ first for part in torch.split(x, _BLOCK)])  # (samples, p)
     values, vectors = torch.linalg.eigh(features.mT @ features)
-    onto = vectors * inverse_root(values)  # (n, n); features @ onto has orthonormal columns
+    onto = vectors * inverse_root(values)  # (p, p); features @ onto has orthonormal columns
     basis = features @ onto
     inside = torch.zeros_like(first)
     for rows, columns, weight in symmetric_tiles(len(x)):
         part = basis[rows].mT @ (kernel(x[rows], x[columns]) @ basis[columns])
         inside += part if weight == 1 else part + part.mT
     values, vectors = torch.linalg.eigh(inside)
-    root = (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
-    matrix: Tensor = first @ onto @ root
+    scaled = vectors * values.clamp(min=0).sqrt()
+    if count < len(W):
+        return _fix_signs(kernel, W, first @ onto @ scaled[:, -count:].flip(1))
+    matrix: Tensor = first @ onto @ (scaled @ vectors.mT)
     return matrix
 
 
-def readout_matrix(network: KSMNetwork, readout: str, x: Tensor | None = None) -> Tensor:
-    """The matrix M (n, n) of a readout, one of :data:`READOUTS`, in float64.
+def readout_matrix(
+    network: KSMNetwork, readout: str, x: Tensor | None = None, num_features: int | None = None
+) -> Tensor:
+    """The matrix M (p, k) of a readout, one of :data:`READOUTS`, in float64.
 
-    ``least_squares`` is fitted to at most 10,000 random points of the sample x (samples, m).
+    Args:
+        network: The network, with p landmarks.
+        readout: One of :data:`READOUTS`.
+        x: Sample of the data (samples, m) for a readout that :func:`needs_sample`. At most 10,000 random points of it
+            are used.
+        num_features: Number of features k, from 1 to p. Default: the number of neurons, which ``neural`` always has.
     """
-    if check_readout(readout) == "neural":
+    count = feature_count(network, readout, num_features)
+    if readout == "neural":
         return neural_matrix(network)
-    if readout == "nystroem":
-        return nystroem_matrix(network.kernel, network.W.detach())
+    kernel, W = network.kernel, network.W.detach()
+    if not needs_sample(network, readout, count):
+        return nystroem_matrix(kernel, W)
     if x is None:
-        raise ValueError("The least-squares readout needs a sample of the data: pass `x`.")
-    chosen = random_subset(len(x), READOUT_SAMPLE).to(x.device)
-    return least_squares_matrix(network.kernel, network.W.detach(), x[chosen])
+        raise ValueError(
+            f"The readout {readout} with {count} features of {len(W)} landmarks needs a sample of the data: pass one."
+        )
+    x = x[random_subset(len(x), READOUT_SAMPLE).to(x.device)]
+    if readout == "nystroem":
+        return compress(kernel, W, nystroem_matrix(kernel, W), x, count)
+    return least_squares_matrix(kernel, W, x, count)
 
 
 class LandmarkFeatures(Frozen):
@@ -110,8 +211,8 @@ class LandmarkFeatures(Frozen):
 
     Args:
         kernel: The similarity.
-        W: Landmarks (n, m).
-        M: Readout (n, k), in the dtype of W.
+        W: Landmarks (p, m).
+        M: Readout (p, k), in the dtype of W.
         out_dtype: Dtype of the features. Default: the dtype of W and M.
 
     Example:
@@ -129,7 +230,7 @@ class LandmarkFeatures(Frozen):
         super().__init__()
         if W.dim() != 2 or M.dim() != 2 or len(W) != len(M) or W.dtype != M.dtype:
             raise ValueError(
-                f"Landmarks (n, m) and readout (n, k) must match in n and dtype, got {tuple(W.shape)} in {W.dtype} and "
+                f"Landmarks (p, m) and readout (p, k) must match in p and dtype, got {tuple(W.shape)} in {W.dtype} and "
                 f"{tuple(M.shape)} in {M.dtype}."
             )
         self.kernel = kernel
@@ -141,18 +242,25 @@ class LandmarkFeatures(Frozen):
 
     @classmethod
     def of(
-        cls, network: KSMNetwork, readout: str, sample: Tensor | None = None, out_dtype: torch.dtype | None = None
+        cls,
+        network: KSMNetwork,
+        readout: str,
+        sample: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        num_features: int | None = None,
     ) -> Self:
         """The features of a network by any readout, computed in float64.
 
         Args:
             network: The trained network. Later changes of its weights do not change the features.
             readout: One of :data:`READOUTS`.
-            sample: Sample of the data (samples, m) for ``least_squares``.
+            sample: Sample of the data (samples, m) for ``least_squares``, and for ``nystroem`` if it compresses.
             out_dtype: Dtype of the features. Default: float64.
+            num_features: Number of features k, at most the number of landmarks. Default: the number of neurons, which
+                ``neural`` always has.
         """
         W = network.W.detach().to(torch.float64, copy=True)
-        return cls(network.kernel, W, readout_matrix(network, readout, sample), out_dtype)
+        return cls(network.kernel, W, readout_matrix(network, readout, sample, num_features), out_dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (samples, k) of inputs (samples, m)."""
@@ -162,27 +270,37 @@ class LandmarkFeatures(Frozen):
         return features if self.out_dtype is None else features.to(self.out_dtype)
 
 
-def make_encoder(network: KSMNetwork, readout: str, sample: Tensor | None = None) -> Encoder:
-    """An encoder from inputs (samples, m) to features (samples, n) in the dtype of the network.
+def make_encoder(
+    network: KSMNetwork, readout: str, sample: Tensor | None = None, num_features: int | None = None
+) -> Encoder:
+    """An encoder from inputs (samples, m) to features (samples, k) in the dtype of the network.
 
     The neural readout is the network itself. The other readouts are computed in float64 and then cast, because their
     matrices amplify rounding errors by up to ``1e5``. Arguments as in :meth:`LandmarkFeatures.of`.
     """
-    if check_readout(readout) == "neural":
+    feature_count(network, readout, num_features)
+    if readout == "neural":
         return network.forward
-    return LandmarkFeatures.of(network, readout, sample, out_dtype=network.W.dtype)
+    return LandmarkFeatures.of(network, readout, sample, network.W.dtype, num_features)
 
 
-def encode_in_blocks(encoder: Encoder, x: Tensor, block: int = 8192) -> Tensor:
+def encode_in_blocks(encoder: Encoder, x: Tensor, block: int = _BLOCK) -> Tensor:
     """Features (samples, k) of inputs (samples, m), computed ``block`` inputs at a time."""
     return torch.cat([encoder(part) for part in torch.split(x, block)])
 
 
 def read_out(
-    network: KSMNetwork, readout: str, x: Tensor, *, sample: Tensor | None = None, block: int = 8192
+    network: KSMNetwork,
+    readout: str,
+    x: Tensor,
+    *,
+    sample: Tensor | None = None,
+    num_features: int | None = None,
+    block: int = _BLOCK,
 ) -> Tensor:
-    """Features (samples, n) of inputs (samples, m) by one readout of a network; see :func:`make_encoder`.
+    """Features (samples, k) of inputs (samples, m) by one readout of a network; see :func:`make_encoder`.
 
-    The sample for ``least_squares`` defaults to the inputs. ``block`` inputs are computed at a time.
+    The sample that a readout is fitted to defaults to the inputs. ``block`` inputs are computed at a time.
     """
-    return encode_in_blocks(make_encoder(network, readout, x if sample is None else sample), x, block)
+    encoder = make_encoder(network, readout, x if sample is None else sample, num_features)
+    return encode_in_blocks(encoder, x, block)

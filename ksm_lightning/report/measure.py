@@ -67,6 +67,7 @@ class Report:
     errors: dict[str, list[float]] = field(default_factory=dict)  # by method, one per seed; empty if not finite
     probes: Probes | None = None  # None without labels
     pictures: dict[str, list[Picture]] = field(default_factory=dict)  # by section of the page
+    num_features: int | None = None  # of the readouts other than neural; None if it is the number of neurons
 
     @property
     def updates(self) -> int:
@@ -96,6 +97,7 @@ def measure(
     data: KSMDataModule,
     max_points: int,
     on_step: OnStep = lambda text, done, total: None,
+    num_features: int | None = None,
 ) -> Report:
     """Measure a run.
 
@@ -105,6 +107,8 @@ def measure(
         data: Its data, loaded.
         max_points: Maximum number of points in the kernel errors. The time of kernel PCA grows with its cube.
         on_step: Called at the start of each step with a description, the steps done and the number of steps.
+        num_features: Number of features of the readouts other than neural. Default: the number of neurons, which the
+            other methods always have.
     """
 
     def start(step: str) -> None:
@@ -116,15 +120,24 @@ def measure(
     y = model(x)
     curves = run.scalars()
     health = examine(model.network, x[: sample_size(model.network.num_neurons)], y)
+    if num_features == model.network.num_neurons:
+        num_features = None
     errors: dict[str, list[float]] = {}
+    with_n_features: dict[str, list[float]] = {}
     probes, pictures = None, {"curves": draw_curves(curves, model.schedule.phase_ends)}
     if health.is_finite:
+        samples = {name: _like(x, data.readout_sample(name)) for name in READOUTS}
         encoders: dict[str, Encoder] = {
-            name: make_encoder(model.network, name, _like(x, data.readout_sample(name))) for name in READOUTS
+            name: make_encoder(model.network, name, sample, None if name == "neural" else num_features)
+            for name, sample in samples.items()
         }
         start("errors of other methods")
         pool = points.take(random_subset(len(points), _FIT_POINTS, seed=1)).to(x)
         errors = compare_methods(model.network.kernel, x, pool, {name: encode(x) for name, encode in encoders.items()})
+        with_n_features = dict(errors)
+        if num_features is not None:
+            y_nystroem = make_encoder(model.network, "nystroem", samples["nystroem"])(x)
+            with_n_features["ksm_nystroem"] = [kernel_nrmse(model.network.kernel, x, y_nystroem).item()]
         start("linear probes")
         probes = probe(data, encoders, x)
         start("pictures")
@@ -136,10 +149,10 @@ def measure(
         pictures |= draw_network(arrays, pairs, model.network.kernel, data.image_shape)
         pictures["comparison"] = draw_ranking(errors)
     start("diagnosis")
-    findings = diagnose(_evidence(run, model, health, errors, curves.get(metric_names.TRAIN_ENERGY), x))
+    findings = diagnose(_evidence(run, model, health, with_n_features, curves.get(metric_names.TRAIN_ENERGY), x))
     start("page")
     name = type(data).__name__.removesuffix("DataModule")
-    return Report(run, model, name, len(points), len(x), findings, errors, probes, pictures)
+    return Report(run, model, name, len(points), len(x), findings, errors, probes, pictures, num_features)
 
 
 def _like(x: Tensor, sample: Tensor | None) -> Tensor | None:
@@ -166,13 +179,13 @@ def paired_similarities(kernel: Kernel, x: Tensor, encoders: Mapping[str, Encode
 
 
 def compare_methods(kernel: Kernel, x: Tensor, pool: Tensor, features: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """Kernel errors of the network's readouts and of other methods with the same number of features, one per seed.
+    """Kernel errors of the network's readouts and of other methods with n features, one per seed.
 
     Args:
         kernel: The similarity.
         x: Points (samples, m) to score. Kernel PCA is fitted to them, for which it is optimal.
         pool: Points (samples, m) that Nystroem selects landmarks from.
-        features: Features (samples, n) of ``x`` by readout.
+        features: Features (samples, n) of ``x`` by readout. The number of the first, n, is that of the other methods.
     """
     n = next(iter(features.values())).shape[1]
     solver: Solver = "exact" if len(x) <= _EXACT_UP_TO else "randomised"

@@ -149,7 +149,9 @@ def _summary(report: Report) -> str:
     cards = {"neurons n": f"{report.model.network.num_neurons:,}", "updates": f"{report.updates:,}"}
     for readout, method in READOUT_METHODS.items():
         if method.name in report.errors:
-            cards[f"NRMSE, {readout}"] = number(report.errors[method.name][0])
+            is_compressed = report.num_features is not None and readout != "neural"
+            count = f", {report.num_features:,} features" if is_compressed else ""
+            cards[f"NRMSE, {readout}{count}"] = number(report.errors[method.name][0])
     if report.probes is not None:
         index = report.probes.typical
         labels = report.probes.labels_per_class[index]
@@ -158,9 +160,17 @@ def _summary(report: Report) -> str:
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in cards.items())
     about = (
         f"NRMSE: ||F - YY\u1d40|| / ||F|| over all pairs of {report.scored:,} training points, for three readouts of "
-        "the same landmarks."
-    )
+        f"the same landmarks. {_compression(report)}"
+    ).rstrip()
     return f'<dl class="cards">{items}</dl>\n<p class="small soft">{escape(about)}</p>\n'
+
+
+def _compression(report: Report) -> str:
+    """A sentence about readouts with another number of features than neurons, if there are any."""
+    if report.num_features is None:
+        return ""
+    k, n = f"{report.num_features:,}", f"{report.model.network.num_neurons:,}"
+    return f"The readouts nystroem and least_squares have {k} features here; the advice is about n = {n} features."
 
 
 def _probes(probes: Probes | None) -> str:
@@ -200,8 +210,9 @@ def _comparison(report: Report) -> str:
     caption = f"NRMSE over all pairs of {report.scored:,} training points with n = {n:,} features"
     note = (
         "Kernel PCA is fitted to the scored points and is optimal for them: no other n features have a smaller error. "
-        "Nystroem selects its landmarks from up to 10,000 training points, with three seeds. This run is in bold."
-    )
+        "Nystroem selects its landmarks from up to 10,000 training points, with three seeds. This run is in bold. "
+        f"{_compression(report)}"
+    ).rstrip()
     own = [method.label for method in READOUT_METHODS.values()]
     return (
         _pictures(report, "comparison")

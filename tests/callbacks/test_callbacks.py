@@ -43,6 +43,55 @@ def test_kernel_error_is_that_of_all_points():
     )
 
 
+def test_the_kernel_error_is_that_of_the_compressed_readouts():
+    module, data = model(phases=[Phase(30)]), moons()
+    trainer().fit(module, datamodule=data)
+    x = data.train_points.data
+    F = references.gram("gaussian", {"sigma": 0.3}, x, x)
+    evaluation = KernelErrorEvaluation(["neural", "nystroem", "least_squares"], num_features=3)
+    (scores,) = trainer([evaluation]).validate(module, datamodule=data, verbose=False)
+    assert scores["val/kernel_nrmse"] == pytest.approx(references.nrmse(F, module(x)), rel=1e-4)
+    for readout in ("nystroem", "least_squares"):
+        U, values, _ = torch.linalg.svd(module.features(x, readout).double(), full_matrices=False)
+        expected = references.nrmse(F, U[:, :3] * values[:3])
+        assert scores[f"val/kernel_nrmse_{readout}"] == pytest.approx(expected, rel=1e-4)
+        assert expected > 1.05 * references.nrmse(F, module.features(x, readout))
+
+
+def test_the_probes_use_the_compressed_readout():
+    module, data = model(phases=[Phase(60)]), moons(num_points=400)
+    options = {"readout": "nystroem", "num_features": 1}
+    run = trainer([LinearProbe(labels_per_class=30, **options), KMeansProbe(starts=5, **options)])
+    run.fit(module, datamodule=data)
+    x, sets = data.train_points.data, data.probe_sets()
+
+    def encode(points):
+        return read_out(module.network, "nystroem", points, sample=x, num_features=1)
+
+    found = linear_probe(*sets.values(), per_class=30, seeds=range(1), encode=encode)
+    assert run.callback_metrics["val/probe_accuracy"].item() == pytest.approx(found.validation_accuracy)
+    expected = matched_accuracy(kmeans(encode(x), 2, starts=5).assignment, data.train_labels)
+    assert run.callback_metrics["val/kmeans_accuracy_y"].item() == pytest.approx(expected)
+    whole = linear_probe(*sets.values(), per_class=30, seeds=range(1), encode=lambda x: module.features(x, "nystroem"))
+    assert whole.validation_accuracy > found.validation_accuracy
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        (lambda: KernelErrorEvaluation(num_features=7), "between 1 and the number of landmarks, 6, got 7"),
+        (lambda: LinearProbe(readout="nystroem", num_features=0), "between 1 and the number of landmarks, 6, got 0"),
+        (lambda: KMeansProbe(num_features=5), "The neural readout always has 6 features, one per neuron"),
+    ],
+)
+def test_impossible_numbers_of_features_are_refused_before_the_first_update(evaluation, message):
+    module = model()
+    before = module.network.W.detach().clone()
+    with pytest.raises(ValueError, match=message):
+        trainer([evaluation()]).fit(module, datamodule=moons())
+    assert torch.equal(module.network.W, before)
+
+
 def test_the_probes_log_the_results_of_the_functions():
     module, data = model(phases=[Phase(60)]), moons(num_points=400)
     run = trainer([LinearProbe(labels_per_class=30, num_seeds=2), KMeansProbe(starts=5)])

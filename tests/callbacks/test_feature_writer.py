@@ -64,6 +64,18 @@ def test_features_are_written_in_order_with_labels_and_their_extractor(module, t
     assert f"Features of 200 points in 6 dimensions: {path} (extractor {identity})" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("readout", ["nystroem", "least_squares"])
+def test_compressed_features_have_one_column_per_feature(module, tmp_path, capsys, readout):
+    data, path = moons(eval_batch_size=64), tmp_path / "f.npy"
+    trainer([FeatureWriter(str(path), readout, num_features=2)]).predict(module, datamodule=data)
+    found = np.load(path)
+    assert found.shape == (200, 2)
+    expected = module.features(data.test_points.data, readout, data.train_points.data, 2)
+    assert_close(torch.tensor(found), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    assert json.loads((tmp_path / "f.json").read_text())["out_features"] == 2
+    assert "Features of 200 points in 2 dimensions" in capsys.readouterr().out
+
+
 def test_an_archive_holds_three_arrays_and_no_pickle(module, tmp_path):
     data, path = moons(eval_batch_size=64), tmp_path / "f.npz"
     trainer([FeatureWriter(str(path))]).predict(module, datamodule=data)
@@ -337,6 +349,10 @@ def test_unwritable_features_get_one_sentence_and_leave_nothing(tmp_path, monkey
     options = ["--data=HalfMoonsDataModule", f"--ckpt_path={saved(moons(), sigma=0.3)}"]
     sentence = refused(capsys, "predict", *options, "--features.path=x.csv")
     assert sentence == "Features are written as .npy or .npz, got x.csv: change --features.path."
+    sentence = refused(capsys, "predict", *options, "--features.num_features=3")
+    assert sentence.startswith("The neural readout always has 6 features, one per neuron, but `num_features` is 3")
+    sentence = refused(capsys, "predict", *options, "--features.num_features=9", "--features.readout=nystroem")
+    assert sentence == "`num_features` must be between 1 and the number of landmarks, 6, got 9."
     sentence = refused(capsys, "predict", *options, "--trainer.fast_dev_run=true", "--data.eval_batch_size=100")
     assert sentence.startswith("Only 100 of 1600 points were predicted, and no features were written: remove")
     assert names(tmp_path) == ["x.ckpt"]

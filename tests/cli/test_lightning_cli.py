@@ -91,6 +91,9 @@ def test_validate_test_and_predict_use_the_checkpoint_and_make_no_run_folder(cap
     assert "test/kernel_nrmse" in capsys.readouterr().out
     run("predict", *data, "--ckpt_path", checkpoint, "--features.path=y.npy")
     assert np.load("y.npy").shape == (200, 4)
+    compressed = ["--features.path=z.npy", "--features.readout=nystroem", "--features.num_features=3"]
+    run("predict", *data, "--ckpt_path", checkpoint, *compressed)
+    assert np.load("z.npy").shape == (200, 3)
     assert [path.name for path in Path("runs/half_moons").iterdir()] == ["version_0"]
 
 

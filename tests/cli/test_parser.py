@@ -40,6 +40,9 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
         (["--trainer.precision=bf16-mixed"], "full precision"),
         (["--trainer.logger.version=taken"], "exists already"),
         (["--figures.max_points=0"], "`max_points` of at least 2"),
+        (["--kernel_error.num_features=5"], "between 1 and the number of landmarks, 4, got 5"),
+        (["--probe.num_features=3"], "The neural readout always has 4 features, one per neuron"),
+        (["--kmeans.readout=nystroem", "--kmeans.num_features=0"], "between 1 and the number of landmarks, 4, got 0"),
     ],
 )
 def test_bad_options_get_one_sentence_and_leave_nothing(capsys, options, message):

@@ -206,6 +206,15 @@ def test_a_sample_has_different_points_and_is_a_function_of_seed_and_update():
     assert torch.equal(data.sample(5, 100), data.train_points.data)
 
 
+def test_every_readout_but_the_neural_one_gets_the_same_sample():
+    data = moons(num_points=12_000)
+    assert data.readout_sample("neural") is None
+    sample = data.readout_sample("nystroem")
+    assert torch.equal(data.readout_sample("least_squares"), sample)
+    assert torch.equal(sample, data.sample(0, 10_000))
+    assert 5_000 < len(sample) < 12_000
+
+
 def test_the_batch_seed_is_that_of_the_run_and_is_kept():
     torch.manual_seed(5)
     data = HalfMoonsDataModule()

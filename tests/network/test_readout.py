@@ -5,8 +5,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from helpers import references
 from helpers.runs import fit, model, moons, trainer
+from ksm_lightning.baselines.kernel_pca import KernelPCA
 from ksm_lightning.callbacks import FeatureWriter, KernelErrorEvaluation, KMeansProbe, LinearProbe
+from ksm_lightning.data import HalfMoonsDataModule
+from ksm_lightning.evaluation.clustering import kmeans
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.network.initialisation import DataInit
@@ -14,8 +18,11 @@ from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.network.readout import (
     READOUTS,
     LandmarkFeatures,
+    compress,
+    feature_count,
     least_squares_matrix,
     make_encoder,
+    needs_sample,
     nystroem_matrix,
     read_out,
     readout_matrix,
@@ -97,9 +104,9 @@ def test_landmark_features_keep_their_values_when_the_network_changes(network, x
 
 
 def test_landmarks_and_readout_must_match():
-    with pytest.raises(ValueError, match=r"must match in n and dtype, got \(3, 2\) in torch.float32 and \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"must match in p and dtype, got \(3, 2\) in torch.float32 and \(2, 2\)"):
         LandmarkFeatures(GaussianKernel(), torch.zeros(3, 2), torch.eye(2))
-    with pytest.raises(ValueError, match="must match in n and dtype"):
+    with pytest.raises(ValueError, match="must match in p and dtype"):
         LandmarkFeatures(GaussianKernel(), torch.zeros(2, 2), torch.eye(2).double())
 
 
@@ -120,6 +127,158 @@ def test_unknown_readouts_and_missing_samples_are_refused(network, x):
         make_encoder(network, "least_squares", x[:0])
     with pytest.raises(ValueError, match="There is no readout"):
         KernelErrorEvaluation(["neural", "pca"])
+
+
+# ---------------------------------------------------------------------- readouts that compress
+
+FITTED = ["nystroem", "least_squares"]
+
+
+def similarities(network, x) -> tuple[torch.Tensor, torch.Tensor]:
+    """F (samples, samples) and f(x, W) in float64, with loops for the kernel."""
+    W = network.W.detach().double()
+    return tuple(references.gram("gaussian", {"sigma": 1.0}, x.double(), points) for points in (x.double(), W))
+
+
+def best_of_rank(gram: torch.Tensor, k: int) -> torch.Tensor:
+    """The best approximation of a positive semi-definite matrix of rank k, by the SVD."""
+    U, values, Vh = torch.linalg.svd(gram)
+    return U[:, :k] * values[:k] @ Vh[:k]
+
+
+def gram_of(y: torch.Tensor) -> torch.Tensor:
+    return y @ y.mT
+
+
+@pytest.mark.parametrize("readout", FITTED)
+def test_as_many_features_as_landmarks_change_nothing(network, x, readout):
+    usual = readout_matrix(network, readout, x)
+    assert torch.equal(readout_matrix(network, readout, x, num_features=7), usual)
+    _, k = similarities(network, x)
+    turned = compress(network.kernel, network.W.detach(), usual, x, num_features=7)
+    assert_close(gram_of(k @ turned), gram_of(k @ usual), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_compressed_least_squares_features_have_the_smallest_error_of_their_rank(network, x, count):
+    F, k = similarities(network, x)
+    basis = torch.linalg.svd(k, full_matrices=False).U
+    best = basis @ best_of_rank(basis.mT @ F @ basis, count) @ basis.mT
+    y = k @ readout_matrix(network, "least_squares", x, count)
+    assert y.shape == (90, count)
+    assert_close(gram_of(y), best, rtol=0, atol=1e-9)
+    for readout in FITTED:  # no other features of this number in the span are better
+        other = gram_of(k @ readout_matrix(network, readout, x))
+        assert (F - best_of_rank(other, count)).norm() >= (F - gram_of(y)).norm() - 1e-12
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_compressed_nystroem_features_are_the_best_of_their_rank(network, x, count):
+    _, k = similarities(network, x)
+    y = k @ readout_matrix(network, "nystroem", x, count)
+    assert y.shape == (90, count)
+    assert_close(gram_of(y), best_of_rank(gram_of(k @ readout_matrix(network, "nystroem")), count), rtol=0, atol=1e-9)
+
+
+def test_a_sample_is_compressed_in_blocks(rng):
+    """More points than one block of 8,192."""
+    x, W = torch.randn(9000, 2, generator=rng).double(), torch.randn(5, 2, generator=rng).double()
+    kernel = GaussianKernel(1.0)
+    y = kernel(x, W) @ nystroem_matrix(kernel, W)
+    found = kernel(x, W) @ compress(kernel, W, nystroem_matrix(kernel, W), x, 2)
+    U, values, _ = torch.linalg.svd(y, full_matrices=False)
+    assert_close(gram_of(found[::100]), gram_of((U[:, :2] * values[:2])[::100]), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("readout", FITTED)
+def test_features_are_uncorrelated_in_descending_order_with_fixed_signs(network, x, readout):
+    y = read_out(network, readout, x, num_features=5).double()
+    moment = y.mT @ y
+    assert (moment.diagonal().diff() < 0).all()
+    assert_close(moment, moment.diagonal().diag(), rtol=0, atol=1e-4)
+    at_landmarks = read_out(network, readout, network.W.detach(), sample=x, num_features=5)
+    assert (at_landmarks.max(0).values >= -at_landmarks.min(0).values).all()
+
+
+@pytest.mark.parametrize("readout", FITTED)
+def test_every_point_a_landmark_makes_compressed_readouts_kernel_pca(x, readout):
+    kernel, W = GaussianKernel(0.5), x[:40].double()
+    net = KSMNetwork(kernel, 2, 40).double()
+    with torch.no_grad():
+        net.W.copy_(W)
+    F = references.gram("gaussian", {"sigma": 0.5}, W, W)
+    for count in (1, 5, 12):
+        expected = references.nrmse(F, KernelPCA(kernel, count).fit_transform(W))
+        assert references.nrmse(F, read_out(net, readout, W, num_features=count)) == pytest.approx(expected, abs=1e-8)
+
+
+def test_twice_as_many_landmarks_as_features_are_nearly_kernel_pca():
+    x = HalfMoonsDataModule(seed=0).train_points.data.double()
+    kernel, F = GaussianKernel(0.3), torch.exp(-((x[:, None] - x) ** 2).sum(2) / (2 * 0.3**2))
+    optimum = references.nrmse(F, KernelPCA(kernel, 16, solver="exact").fit_transform(x))
+    W = kmeans(x, 32).centres
+    compressed = references.nrmse(F, kernel(x, W) @ least_squares_matrix(kernel, W, x, 16))
+    assert optimum <= compressed <= 1.02 * optimum
+    few = kmeans(x, 16).centres
+    assert references.nrmse(F, kernel(x, few) @ least_squares_matrix(kernel, few, x)) > 1.05 * optimum
+
+
+class Wide(KSMNetwork):
+    """A network with more landmarks than neurons, as far as readouts see it."""
+
+    @property
+    def num_neurons(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize("readout", FITTED)
+def test_a_network_with_more_landmarks_than_neurons_compresses_to_its_neurons(x, rng, readout):
+    wide = Wide(GaussianKernel(1.0), in_features=2, num_neurons=7, generator=rng)
+    assert feature_count(wide, readout) == feature_count(wide, "neural") == 4
+    assert needs_sample(wide, "nystroem")
+    assert not needs_sample(wide, "nystroem", 7)
+    assert torch.equal(readout_matrix(wide, readout, x), readout_matrix(wide, readout, x, 4))
+    assert read_out(wide, readout, x).shape == (90, 4)
+    assert read_out(wide, readout, x, num_features=7).shape == (90, 7)
+
+
+@pytest.mark.parametrize("count", [-1, 0, 8])
+@pytest.mark.parametrize("readout", FITTED)
+def test_impossible_numbers_of_features_are_refused(network, x, readout, count):
+    sentence = rf"^`num_features` must be between 1 and the number of landmarks, 7, got {count}\.$"
+    W = network.W.detach()
+    for make in (
+        lambda: readout_matrix(network, readout, x, count),
+        lambda: make_encoder(network, readout, x, count),
+        lambda: read_out(network, readout, x, num_features=count),
+        lambda: LandmarkFeatures.of(network, readout, x, num_features=count),
+        lambda: compress(network.kernel, W, nystroem_matrix(network.kernel, W), x, count),
+        lambda: least_squares_matrix(network.kernel, W, x, count),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            make()
+
+
+def test_the_neural_readout_refuses_another_number_of_features(network, x):
+    sentence = "The neural readout always has 7 features, one per neuron, but `num_features` is 5: leave it out, or"
+    for make in (readout_matrix, make_encoder):
+        with pytest.raises(ValueError, match=sentence):
+            make(network, "neural", x, 5)
+    assert torch.equal(read_out(network, "neural", x, num_features=7), network(x))
+
+
+def test_only_a_compressed_nystroem_readout_needs_a_sample(network, x):
+    for count in (None, 7):
+        assert LandmarkFeatures.of(network, "nystroem", num_features=count).M.shape == (7, 7)
+    sentence = "The readout nystroem with 5 features of 7 landmarks needs a sample of the data: pass one."
+    with pytest.raises(ValueError, match=sentence):
+        make_encoder(network, "nystroem", num_features=5)
+    with pytest.raises(ValueError, match="the sample is empty"):
+        make_encoder(network, "nystroem", x[:0], 5)
+    assert make_encoder(network, "nystroem", x, 5)(x).shape == (90, 5)
+
+
+# ---------------------------------------------------------------------- in runs
 
 
 def test_evaluations_and_predictions_use_the_named_readout(tmp_path):

@@ -210,6 +210,28 @@ def test_the_errors_agree_with_numpy(moons):
     assert f"over all pairs of {SCORED} training points with n = {N} features" in moons.page.text
 
 
+def test_compressed_readouts_are_reported_with_their_number_of_features(moons):
+    k, out = 2, moons.run / "compressed.html"
+    main(["report", str(moons.run), f"--max_points={SCORED}", f"--num_features={k}", f"--out={out}",
+          "--show_progress=false"])  # fmt: skip
+    text = out.read_text()
+    page = Page(text)
+    x = points()[random_subset(POINTS, SCORED).numpy()]
+    features, fitted = (readouts(moons.run, part, points()) for part in (x, points()))
+    names = {"nystroem": "Nystroem on the network's W", "least_squares": "least squares on the network's W"}
+    for readout, name in names.items():
+        directions = np.linalg.svd(fitted[readout])[2][:k].T
+        expected = error(gram(x, x), features[readout] @ directions)
+        assert first(page.table[name][0]) == pytest.approx(expected, abs=6e-5)
+        assert f"<dt>NRMSE, {readout}, {k} features</dt>" in text
+    sentence = f"The readouts nystroem and least_squares have {k} features here; the advice is about n = {N} features."
+    assert page.text.count(sentence) == 2
+    assert sentence not in moons.page.text
+    others = ["network", "kernel PCA (optimum)", "Nystroem, uniform", "Nystroem, KMeans"]
+    assert {name: page.table[name][0] for name in others} == {name: moons.page.table[name][0] for name in others}
+    assert page.words["h3"] == moons.page.words["h3"]  # the diagnosis compares equal numbers of features
+
+
 def test_the_other_methods_are_fitted_to_all_points_and_scored_on_the_same(moons):
     everything = torch.tensor(points(), dtype=torch.float32)
     x = everything[random_subset(POINTS, SCORED)]
@@ -566,6 +588,8 @@ def test_a_damaged_run_gives_one_line_of_error_and_no_page(copy, capsys, case):
     ("options", "sentence"),
     [
         (["--max_points=1"], "`max_points` must be at least 2, got 1."),
+        (["--num_features=4"], "`num_features` must be between 1 and the number of landmarks, 3, got 4."),
+        (["--num_features=0"], "`num_features` must be between 1 and the number of landmarks, 3, got 0."),
         (["--out=."], "--out must be a file, but . is a folder: use --out=report.html."),
         (["--device=cuda"], "No CUDA device is available"),
         (["--ckpt_path=none.ckpt"], "There is no checkpoint none.ckpt"),
