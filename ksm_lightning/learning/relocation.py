@@ -13,6 +13,15 @@ from ksm_lightning.network import KSMNetwork
 _ADVANTAGE, _WORTHWHILE = 1.2, 0.01
 # Added to the diagonal, relative to f(w, w), so that landmarks closer than rounding can be told apart.
 _JITTER = 1e-9
+# Largest number of candidates for a new position. It bounds the memory of the residual.
+_CANDIDATES = 4096
+# Rows of the residual that are computed at once.
+_BLOCK = 512
+# Rank-one corrections that are kept apart before they are added to the matrices. A move makes two.
+_PENDING = 64
+# Largest error of an updated loss or gain, relative to itself plus the least worthwhile gain. Beyond that error the
+# exact value replaces the updated one and the choice is repeated.
+_DRIFT = 1e-6
 
 
 class Move(NamedTuple):
@@ -32,6 +41,9 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
     a neuron far from all data, for one of length 0, and for one of two at the same position. Each move is followed by
     rank-one corrections, so that the next one takes it into account.
 
+    At most 4,096 of the points, evenly spaced, are candidates for a new position. All points count in losses and
+    gains. The memory is that of float64 matrices (n, n) and (n + candidates, samples).
+
     Args:
         kernel: The similarity.
         points: A sample of the data (samples, m) without repetitions, ideally several times as many as landmarks.
@@ -39,8 +51,8 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
         most: Largest number of moves.
         advantage: How many times more a landmark must explain at the new position.
     """
-    points, W = points.double(), W.double()
-    n = len(W)
+    order = _candidates_first(len(points)).to(points.device)
+    points, W = points[order].double(), W.double()
     K = kernel(W, W)
     if not (K.isfinite().all() and points.isfinite().all()):
         return []  # the divergence guard reports it
@@ -48,35 +60,155 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
     unit = length.rsqrt()  # in units of its own length no landmark is too short to be compared
     K = K * unit * unit[:, None]
     K.diagonal().add_(_JITTER)
-    P = torch.linalg.pinv(K, hermitian=True)  # (n, n)
-    drive = kernel(points, W) * unit  # (samples, n)
-    V = P @ drive.mT  # (n, samples)
-    F = kernel(points, points)
-    share = float(F.diagonal().sum()) / n
-    R = F - drive @ V  # (samples, samples)
-    smallest = 1e-9 * share * n / len(points)
+    total = kernel.diag(points).sum()
+    worthwhile = _WORTHWHILE * float(total) / len(W)
+    smallest = 1e-9 * float(total) / len(points)
+    state = _Exchange(kernel, points, K, kernel(points, W) * unit, smallest=smallest, worthwhile=worthwhile)
     moves: list[Move] = []
     while len(moves) < most:
-        loss = V.square().sum(1) / P.diagonal()
-        i = int(loss.argmin())
-        p, v = P[:, i].clone(), V[i].clone()
-        R += torch.outer(v, v / p[i])
-        own = R.diagonal()
-        gain = (R.square().sum(1) - own.square()) / own.clamp(min=smallest)
-        # A point cannot explain more than is left. Where everything is explained, R is a ratio of rounding errors.
-        gain.clamp_(max=float(own.clamp(min=0).sum()))
-        c = int(gain.argmax())
-        if not gain[c] > advantage * loss[i] + _WORTHWHILE * share:
+        i, loss = state.remove_landmark()
+        c, gain = state.best_candidate()
+        if not gain > advantage * loss + worthwhile:
             break
-        P -= torch.outer(p, p / p[i])
-        V -= torch.outer(p, v / p[i])
-        new, residual = -V[:, c], R[c].clone()
-        new[i] = 1
-        P += torch.outer(new, new / residual[c])
-        V += torch.outer(new, residual / residual[c])
-        R -= torch.outer(residual, residual / residual[c])
-        moves.append(Move(i, c))
+        state.add_landmark(i, c)
+        moves.append(Move(i, int(order[c])))
     return moves
+
+
+def _candidates_first(samples: int) -> Tensor:
+    """A permutation (samples,) that begins with the candidates, evenly spaced."""
+    if samples <= _CANDIDATES:
+        return torch.arange(samples)
+    candidates = torch.arange(_CANDIDATES) * samples // _CANDIDATES
+    is_other = torch.ones(samples, dtype=torch.bool).index_fill_(0, candidates, False)
+    return torch.cat([candidates, is_other.nonzero()[:, 0]])
+
+
+def _solve(K: Tensor, drive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``P = K^-1``, ``V = P drive^T`` and the root ``B`` (n, samples) with ``B^T B = drive V``.
+
+    The residual ``F - B^T B`` is more precise than ``F - drive V``: the square root halves the digits that a nearly
+    singular K costs.
+    """
+    factor, info = torch.linalg.cholesky_ex(K)
+    if not int(info):
+        B = torch.linalg.solve_triangular(factor, drive.mT, upper=False)
+        return torch.cholesky_inverse(factor), torch.linalg.solve_triangular(factor.mT, B, upper=True), B
+    values, vectors = torch.linalg.eigh(K)
+    root = vectors * values.clamp(min=_JITTER).rsqrt()
+    B = root.mT @ drive.mT
+    return root @ root.mT, root @ B, B
+
+
+class _Exchange:
+    """Removes and adds landmarks one at a time, and keeps the scores of all landmarks and candidates up to date.
+
+    The symmetric matrix ``M = [[P, V], [V^T, -R]]`` changes by ``-z z^T / z_i`` when landmark i is removed, where z is
+    its column i, and by ``y y^T / R_cc`` when candidate c is added, where y is minus the column of c with a 1 at row i.
+    Only P and ``T = [V; -R]`` (n + candidates, samples) are stored, and the last changes as ``a z z^T`` beside them.
+    The sums of squares g over the rows of T are the scores. They change by ``2 a z * (T z) + a^2 z^2 |z|^2``.
+
+    Args:
+        kernel: The similarity.
+        points: The sample (samples, m); the first 4,096 are candidates.
+        K: Similarities f(W, W) (n, n).
+        drive: Similarities f(x, W) (samples, n).
+        smallest: Values of R_xx below this are rounding errors.
+        worthwhile: The least worthwhile gain.
+    """
+
+    def __init__(
+        self, kernel: Kernel, points: Tensor, K: Tensor, drive: Tensor, *, smallest: float, worthwhile: float
+    ) -> None:
+        samples, n = drive.shape
+        candidates = min(samples, _CANDIDATES)
+        self.n, self.candidates = n, candidates
+        self.smallest, self.worthwhile = smallest, worthwhile
+        self.T = drive.new_empty(n + candidates, samples)
+        self.P, self.T[:n], B = _solve(K, drive)
+        R = self.T[n:]  # with a minus sign
+        for start in range(0, candidates, _BLOCK):
+            rows, stop = slice(start, min(start + _BLOCK, candidates)), start + _BLOCK
+            F = kernel(points[rows], points[start:])
+            torch.addmm(F, B[:, rows].mT, B[:, start:], beta=-1, out=R[rows, start:])
+            R[stop:, rows] = R[rows, stop:candidates].mT
+        self.own = kernel.diag(points) - B.square().sum(0)  # R_xx (samples,)
+        self.own[:candidates] = -R.diagonal()
+        self.own_P = self.P.diagonal().clone()
+        self.Z, self.X = drive.new_empty(_PENDING, n + candidates), drive.new_empty(_PENDING, samples)
+        self.a = drive.new_empty(_PENDING)
+        self.pending = 0
+        self._score()
+
+    def remove_landmark(self) -> tuple[int, float]:
+        """Remove the landmark with the least loss; returns its index and the loss."""
+        while True:
+            i = int((self.g[: self.n].clamp(min=0) / self.own_P).argmin())
+            v = self._row(i)
+            if not self._has_drifted(i, v, self.own_P[i]):
+                break
+        p = self._column_of_P(i)
+        loss = float(v.square().sum() / p[i])
+        self._change(torch.cat([p, v[: self.candidates]]), v, -1 / p[i])
+        return i, loss
+
+    def best_candidate(self) -> tuple[int, float]:
+        """The candidate with the largest gain, and the gain."""
+        own = self.own[: self.candidates]
+        length = own.clamp(min=self.smallest)
+        # A point cannot explain more than is left. Where everything is explained, R is a ratio of rounding errors.
+        left = float(self.own.clamp(min=0).sum())
+        while True:
+            gains = ((self.g[self.n :] - own.square()) / length).clamp_(max=left)
+            c = int(gains.argmax())
+            if not self._has_drifted(self.n + c, self._row(self.n + c), length[c]):
+                return c, float(gains[c])
+
+    def _has_drifted(self, index: int, row: Tensor, scale: Tensor) -> bool:
+        """Whether the score ``g / scale`` was inaccurate. Its exact value then replaces it."""
+        exact = row.square().sum()
+        has_drifted = bool((self.g[index] - exact).abs() > _DRIFT * (exact + self.worthwhile * scale))
+        if has_drifted:
+            self.g[index] = exact
+        return has_drifted
+
+    def add_landmark(self, i: int, c: int) -> None:
+        """Put the removed landmark i at candidate c."""
+        r = -self._row(self.n + c)
+        new = -self._column_of_V(c)
+        new[i] = 1
+        self._change(torch.cat([new, r[: self.candidates]]), r, 1 / r[c])
+
+    def _change(self, z: Tensor, x: Tensor, a: Tensor) -> None:
+        """Add ``a z x^T`` to T and the same change to P, where x (samples,) continues the rows of z of the points."""
+        k = self.pending
+        product = self.T @ x + self.Z[:k].mT @ (self.a[:k] * (self.X[:k] @ x))
+        self.g += 2 * a * z * product + (a * z).square() * x.square().sum()
+        self.own -= a * x.square()
+        self.own_P += a * z[: self.n].square()
+        self.Z[k], self.X[k], self.a[k] = z, x, a
+        self.pending += 1
+        if self.pending == _PENDING:
+            scaled = self.Z.mT * self.a
+            self.T.addmm_(scaled, self.X)
+            self.P.addmm_(scaled[: self.n], self.Z[:, : self.n])
+            self.pending = 0
+            self._score()
+
+    def _score(self) -> None:
+        self.g = torch.linalg.vector_norm(self.T, dim=1).square()
+
+    def _row(self, index: int) -> Tensor:
+        k = self.pending
+        return self.T[index] + (self.a[:k] * self.Z[:k, index]) @ self.X[:k]
+
+    def _column_of_V(self, c: int) -> Tensor:
+        k = self.pending
+        return self.T[: self.n, c] + (self.a[:k] * self.X[:k, c]) @ self.Z[:k, : self.n]
+
+    def _column_of_P(self, i: int) -> Tensor:
+        k = self.pending
+        return self.P[:, i] + (self.a[:k] * self.Z[:k, i]) @ self.Z[:k, : self.n]
 
 
 @torch.no_grad()
