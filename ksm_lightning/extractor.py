@@ -82,7 +82,7 @@ class FeatureExtractor(Frozen):
     def from_checkpoint(
         cls,
         path: str | Path,
-        readout: str = "neural",
+        readout: str | None = None,
         *,
         sample: Tensor | np.ndarray | None = None,
         dtype: torch.dtype | None = None,
@@ -92,7 +92,8 @@ class FeatureExtractor(Frozen):
 
         Args:
             path: A ``.ckpt`` file written by ``ksm fit`` or a Trainer.
-            readout: ``neural`` (the paper's representation), ``nystroem`` or ``least_squares``.
+            readout: ``neural`` (the network's own representation), ``nystroem`` or ``least_squares``. Default:
+                ``least_squares``, which has the lowest kernel error, if a sample is given, otherwise ``neural``.
             sample: Sample of raw input, distributed like the training data, for ``least_squares``, and for
                 ``nystroem`` with fewer features than landmarks. Otherwise it is ignored.
             dtype: Dtype of the computation, float32 or float64. Default: float32 if it is exact enough.
@@ -115,7 +116,7 @@ class FeatureExtractor(Frozen):
     def from_network(
         cls,
         network: KSMNetwork,
-        readout: str = "neural",
+        readout: str | None = None,
         *,
         sample: Tensor | np.ndarray | None = None,
         preprocessing: Preprocessing | None = None,
@@ -123,10 +124,11 @@ class FeatureExtractor(Frozen):
         num_features: int | None = None,
     ) -> Self:
         """Make an extractor from a network, on its device. Arguments as in :meth:`from_checkpoint`."""
-        name, is_fitted = check_readout(readout), needs_sample(network, readout, num_features)
+        name = check_readout(("neural" if sample is None else "least_squares") if readout is None else readout)
+        is_fitted = needs_sample(network, name, num_features)
         if dtype not in (None, torch.float32, torch.float64):
             raise ValueError(f"An extractor computes in float32 or float64, got {dtype}.")
-        if not all(bool(weights.isfinite().all()) for weights in (network.W, network.q, network.L)):
+        if not all(bool(weights.isfinite().all()) for weights in network.parameters()):
             raise ValueError("The network has weights that are not finite: it diverged, use an older checkpoint.")
         prepare = Preprocessing.identity(network.in_features) if preprocessing is None else preprocessing
         x = None

@@ -16,8 +16,10 @@ from torch import Tensor
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.data.datamodule import datamodule_of, training_inputs
 from ksm_lightning.data.loaders import batches_of, has_length, inputs_of
-from ksm_lightning.learning import HyperParameters, Learner, Observation, Rates, candidate_count, sample_size
+from ksm_lightning.learning import HyperParameters, Learner, Observation, Rates, candidate_count
 from ksm_lightning.learning.learner import Stage
+from ksm_lightning.learning.training import REFINEMENT
+from ksm_lightning.learning.units import choose_points, points_to_draw
 from ksm_lightning.network import DataInit, KSMNetwork
 from ksm_lightning.network.readout import read_out
 from ksm_lightning.private_apis import attached_trainer, count_updates
@@ -105,10 +107,12 @@ class KernelSimilarityMatching(L.LightningModule):
         starts_at_data = self.learner.stage == "unplaced" and self.hparams["init"] == "data"
         candidates = None
         if starts_at_data or self.schedule.is_natural:
-            candidates = data.random_points(candidate_count(self.hparams["num_neurons"]), generator)
+            count = candidate_count(self.hparams["num_landmarks"], self.schedule.is_natural, data.in_features)
+            candidates = data.random_points(count, generator)
         if self.learner.stage == "unplaced":
             self.hparams["in_features"] = data.in_features
-            init = DataInit(candidates) if starts_at_data and candidates is not None else None
+            iterations = REFINEMENT if self.schedule.is_natural else 0
+            init = DataInit(candidates, iterations) if starts_at_data and candidates is not None else None
             self._use(HyperParameters.of(self.hparams).make_network(data.in_features, init, generator))
             self.learner.set_kernel_for(self.trainer.global_step)
         if self.learner.stage == "unstarted" and candidates is not None:
@@ -141,11 +145,8 @@ class KernelSimilarityMatching(L.LightningModule):
 
     def on_train_end(self) -> None:
         """Log hyper-parameters and final scores for TensorBoard's hparams tab."""
-        scores = {
-            names.final(name): float(self.trainer.callback_metrics[name])
-            for name in names.FINAL_SCORES
-            if name in self.trainer.callback_metrics
-        }
+        metrics = self.trainer.callback_metrics
+        scores = {names.final(name): float(metrics[name]) for name in names.FINAL_SCORES if name in metrics}
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger) and scores:
                 logger.log_hyperparams(dict(self.hparams), scores)
@@ -193,7 +194,7 @@ class KernelSimilarityMatching(L.LightningModule):
             self.log(names.TRAIN_ENERGY, logged[-1][1], prog_bar=True, logger=False)
         rates = self.learner.rates(first + made - 1, batches.shape[1])
         for group in optimizer.param_groups:
-            group["lr"] = getattr(rates, group["name"])
+            group["lr"] = getattr(rates, group["name"] if group["name"] in "WL" else "q")
         self.run_state.measure(self.global_step)
         if not self.run_state.is_guarded:
             self._check_finite()  # before any checkpoint or evaluation
@@ -207,9 +208,9 @@ class KernelSimilarityMatching(L.LightningModule):
         """Points for idle landmarks: the same on every process, and the same in a resumed run."""
         data = datamodule_of(self.trainer)
         if data is not None:
-            return data.sample(update, sample_size(self.network.num_neurons)).to(batch)
+            return data.sample(update, points_to_draw(update, self.network.num_landmarks)).to(batch)
         different: Tensor = torch.unique(self.learner.collectives.gather(batch), dim=0)
-        return different
+        return choose_points(different, update, self.network.num_landmarks)
 
     def _log_update(self, update: int, seen: Observation, rates: Rates) -> list[tuple[int, float]]:
         """Log energy, step sizes and health of an update, all from what it computed anyway."""
@@ -236,8 +237,11 @@ class KernelSimilarityMatching(L.LightningModule):
     # ------------------------------------------------------------------ the exact end
 
     def finish(self) -> None:
-        """End the schedule with the exact L, if `consolidate` is set and the data has an end."""
-        if not self.hparams["consolidate"] or self.learner.not_finite():
+        """End the schedule: return to the best landmarks, then the exact L, if `consolidate` is set and data ends."""
+        if self.learner.not_finite():
+            return
+        self.learner.keep_best()
+        if not self.hparams["consolidate"]:
             return
         if datamodule_of(self.trainer) is None and not has_length(self.trainer.train_dataloader):
             rank_zero_warn(
@@ -248,7 +252,7 @@ class KernelSimilarityMatching(L.LightningModule):
         self.consolidate()
 
     def consolidate(self, blocks: Iterable[Tensor] | None = None) -> float:
-        """Set L to its exact value for W, q and all training points; returns the bound J(W, q).
+        """Set L (and Q) to the exact value for W (and q) and all training points; returns the bound J.
 
         One float64 pass over the data, which all processes share and must all call. ``blocks`` is this process's
         share of the inputs, one block (samples, m) at a time. Default: the trainer's data.
@@ -264,11 +268,9 @@ class KernelSimilarityMatching(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the format, the learner's state, and how the data was preprocessed."""
         data = datamodule_of(self.trainer)
-        checkpoint["ksm_lightning"] = {
-            "format": FORMAT,
-            "learner": self.learner.state_dict(),
-            "preprocessing": self._preprocessing if data is None else data.preprocessing.state(),
-        }
+        preprocessing = self._preprocessing if data is None else data.preprocessing.state()
+        learner = self.learner.state_dict()
+        checkpoint["ksm_lightning"] = {"format": FORMAT, "learner": learner, "preprocessing": preprocessing}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the ridge, the kernel of the phase and the learner's state; Lightning restores the weights.

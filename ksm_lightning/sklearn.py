@@ -1,5 +1,6 @@
 """scikit-learn transformers: the network for pipelines, grid searches and streams, and frozen extractors."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from functools import cached_property
@@ -15,12 +16,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ksm_lightning.kernels import Kernel, make_kernel, random_subset
-from ksm_lightning.learning import Stream, check_range, train_on_few
-from ksm_lightning.network import KSMNetwork
+from ksm_lightning.learning import Stream, check_range, tight_updates, train_on_few
+from ksm_lightning.learning.training import BATCH_SIZES
+from ksm_lightning.network import Bound, KSMNetwork, check_bound
 from ksm_lightning.network.raw_input import is_finite
 from ksm_lightning.network.readout import READOUT_SAMPLE, LandmarkFeatures, Readout, check_readout, encode_in_blocks
 
 _BLOCK = 4096
+# Landmarks per component with the tight bound, up to this number of components and beyond. Twice as many have an error
+# that is lower by another few percent, but the fit takes twice as long.
+_LANDMARKS_PER_COMPONENT, _FEW_COMPONENTS, _LANDMARKS_PER_COMPONENT_OF_MANY = 1.5, 256, 1.25
 _DTYPES = (np.float64, np.float32)
 # Warn if the mean similarity of different samples is below this fraction of the self-similarity. On half moons it is
 # 0.1 for the best width and 0.002 for a width that is ten times too small.
@@ -39,15 +44,23 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         kernel: Registered name of the kernel (gaussian, laplacian, cauchy, linear, polynomial, power_cosine,
             arc_cosine, or your own), or a :class:`ksm_lightning.Kernel`.
         kernel_params: Parameters of the kernel, such as ``{"sigma": 0.3}``. Default: those of the kernel.
-        readout: ``neural`` is the paper's representation. ``nystroem`` and ``least_squares`` have a lower kernel error
-            with the same landmarks.
-        updates: Number of updates in ``fit``. Default: 2,000, or 5 per component above 400 components.
-        batch_size: Number of samples per update.
+        n_landmarks: Number of landmarks p, at least ``n_components``. More landmarks than features lower the error;
+            ``transform`` takes time in proportion to p. Default: with the tight bound 1.5 times ``n_components``, or
+            1.25 times above 256; the paper's has one landmark per component.
+        bound: ``tight`` learns the landmarks of the features with the lowest error. ``paper`` is the paper's network,
+            whose ``neural`` features are sparse and tuned to templates; those of ``tight`` are determined up to a
+            rotation only.
+        readout: ``least_squares`` has the lowest kernel error (and falls back to ``nystroem`` if held-out samples
+            disagree); ``nystroem`` depends on the landmarks alone, if there are as many as features; ``neural`` is the
+            network's own representation.
+        updates: Number of updates in ``fit``. Default: 25 to 200 with the tight bound, depending on the number of
+            landmarks; with the paper's 2,000, or 5 per component above 400 components.
+        batch_size: Number of samples per update. Default: 1,024 with the tight bound, 64 with the paper's.
         random_state: Seed of the initialisation and the batches.
         verbose: Whether ``fit`` shows a progress bar.
 
     Attributes:
-        components_: Learned landmarks W (n, m).
+        components_: Learned landmarks W (p, m).
         network_: The trained :class:`ksm_lightning.KSMNetwork`.
         kernel_: The kernel.
         n_updates_: Number of updates so far.
@@ -70,15 +83,19 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         *,
         kernel: str | Kernel = "gaussian",
         kernel_params: Mapping[str, float] | None = None,
-        readout: str = "neural",
+        n_landmarks: int | None = None,
+        bound: str = "tight",
+        readout: str = "least_squares",
         updates: int | None = None,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
         self.n_components = n_components
         self.kernel = kernel
         self.kernel_params = kernel_params
+        self.n_landmarks = n_landmarks
+        self.bound = bound
         self.readout = readout
         self.updates = updates
         self.batch_size = batch_size
@@ -92,14 +109,17 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES))
         kernel, seed = self._check(), self._draw_seed()
         check_range(kernel, x)
-        updates = max(2000, 5 * self.n_components) if self.updates is None else self.updates
+        bound, landmarks, batch_size = self._sizes()
+        default = tight_updates(landmarks) if bound == "tight" else max(2000, 5 * self.n_components)
+        updates = default if self.updates is None else self.updates
         with tqdm(total=updates, desc="KSMTransformer", unit="update", disable=not self.verbose) as bar:
             network = train_on_few(
-                kernel, x, self.n_components, updates, batch_size=self.batch_size, seed=seed, progress=bar.update
-            )
+                kernel, x, self.n_components, updates, bound=bound, num_landmarks=landmarks, batch_size=batch_size,
+                seed=seed, progress=bar.update,
+            )  # fmt: skip
         _warn_if_too_narrow(kernel, x[random_subset(len(x), 500)])
-        self._stream = Stream.after(network, x, updates, batch_size=self.batch_size, seed=seed)
-        sample = x[random_subset(len(x), READOUT_SAMPLE)] if self.readout == "least_squares" else None
+        self._stream = Stream.after(network, x, updates, batch_size=batch_size, seed=seed)
+        sample = None if self.readout == "neural" else x[random_subset(len(x), READOUT_SAMPLE)]
         self._encoder = _LazyEncoder(network, check_readout(self.readout), sample)
         self.kernel_, self.n_samples_seen_, self.n_updates_ = network.kernel, len(x), updates
         return self
@@ -108,19 +128,24 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         """Learn from the next samples (samples, m) of a stream, in order. One sample is enough.
 
         The network continues from ``fit`` or from earlier calls, with decreasing step sizes. Features always belong to
-        the current landmarks, with the exact L for a stored sample of the stream. Changing ``n_components``,
-        ``kernel`` or ``kernel_params`` after the first call is an error.
+        the current landmarks, with the exact gains and L for a stored sample of the stream. Changing
+        ``n_components``, ``n_landmarks``, ``bound``, ``kernel`` or ``kernel_params`` after the first call is an error.
         """
         is_first = not hasattr(self, "_stream")
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES, reset=is_first))
         kernel = self._check()
-        stream = Stream(kernel, self.n_components, seed=self._draw_seed()) if is_first else self._stream
-        if stream.num_neurons != self.n_components or str(stream.kernel) != str(kernel):
+        bound, landmarks, batch_size = self._sizes()
+        stream = self._stream if not is_first else Stream(
+            kernel, self.n_components, bound=bound, num_landmarks=landmarks, seed=self._draw_seed()
+        )  # fmt: skip
+        wanted = (self.n_components, landmarks, bound, str(kernel))
+        if (stream.num_neurons, stream.num_landmarks, stream.bound, str(stream.kernel)) != wanted:
             raise ValueError(
-                f"`partial_fit` cannot change {stream.num_neurons} components with {stream.kernel} to "
-                f"{self.n_components} with {kernel}: call `fit` to start again."
+                f"`partial_fit` cannot change {stream.num_neurons} components with {stream.num_landmarks} landmarks, "
+                f"the {stream.bound} bound and {stream.kernel} to {self.n_components} with {landmarks}, {bound} and "
+                f"{kernel}: call `fit` to start again."
             )
-        stream.batch_size = self.batch_size
+        stream.batch_size = batch_size
         stream.learn(x if is_first else x.to(stream.network.W))
         self._stream, self.kernel_ = stream, kernel
         self._encoder = _LazyEncoder(stream, check_readout(self.readout), stream.reservoir.rows)
@@ -130,17 +155,34 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def _check(self) -> Kernel:
         """Check all parameters and return the kernel."""
-        for name in ("n_components", "batch_size", *(("updates",) if self.updates is not None else ())):
+        for name in ("n_components", "n_landmarks", "batch_size", "updates"):
             value = getattr(self, name)
+            if value is None and name != "n_components":
+                continue
             if not isinstance(value, int | np.integer) or value < 1:
                 raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}.")
         check_readout(self.readout)
+        self._sizes()
         params = dict(self.kernel_params or {})
         if isinstance(self.kernel, Kernel):
             return self.kernel.with_params(**params)
         if not isinstance(self.kernel, str):
             raise ValueError(f"`kernel` must be a registered name or a ksm_lightning.Kernel, got {self.kernel!r}.")
         return make_kernel(self.kernel, **params)
+
+    def _sizes(self) -> tuple[Bound, int, int]:
+        """The bound, the number of landmarks and the batch size, with defaults filled in."""
+        bound = check_bound(self.bound)
+        n, landmarks = self.n_components, self.n_landmarks
+        if landmarks is None:
+            ratio = _LANDMARKS_PER_COMPONENT if n <= _FEW_COMPONENTS else _LANDMARKS_PER_COMPONENT_OF_MANY
+            landmarks = math.ceil(ratio * n) if bound == "tight" else n
+        elif landmarks < n or (bound == "paper" and landmarks != n):
+            raise ValueError(
+                f"`n_landmarks` must be at least `n_components`, {n}, and equal to it with bound='paper', got "
+                f"{landmarks} with bound={self.bound!r}."
+            )
+        return bound, landmarks, BATCH_SIZES[bound] if self.batch_size is None else self.batch_size
 
     def _draw_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -154,7 +196,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     @property
     def components_(self) -> np.ndarray:
-        """Learned landmarks W (n, m)."""
+        """Learned landmarks W (p, m)."""
         W: np.ndarray = self.network_.W.detach().numpy().copy()
         return W
 

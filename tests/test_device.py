@@ -32,10 +32,14 @@ def test_fake_tensors_raise_on_mixed_devices_and_on_synchronisation(fake_cuda):
         on_cuda(1).item()
 
 
-def model(kernel: str = "gaussian", phases=None, inverse="auto", **params) -> KernelSimilarityMatching:
+def model(
+    kernel: str = "gaussian", phases=None, inverse="auto", bound="paper", num_landmarks=6, **params
+) -> KernelSimilarityMatching:
     with CUDA:
         return KernelSimilarityMatching(
             num_neurons=6,
+            bound=bound,
+            num_landmarks=num_landmarks,
             in_features=4,
             kernel=kernel,
             kernel_params=params,
@@ -61,6 +65,32 @@ def test_updates_stay_on_the_device_and_do_not_synchronise(fake_cuda, spec, phas
     assert {value.device for value in (*values, learner.health(), *learner.network.parameters())} == {CUDA}
     if inverse == "tracked" and phases:
         assert learner.responses.state_dict()["inverse"].device == CUDA
+
+
+@pytest.mark.parametrize("num_landmarks", [6, 9])
+@pytest.mark.parametrize("inverse", ["exact", "tracked"])
+def test_tight_updates_stay_on_the_device_and_do_not_synchronise(fake_cuda, spec, inverse, num_landmarks):
+    learner = model(spec[0], None, inverse, "tight", num_landmarks, **spec[1]).learner
+    (block,) = UpdateLoader(Points(on_cuda(50, 4), device=CUDA), batch_size=8, updates_per_epoch=3)
+    observed = []
+    made = learner.learn(
+        block.x, observe=lambda update: update == 2, on_observation=lambda _, seen, __: observed.append(seen)
+    )
+    assert (made, len(observed)) == (3, 1)
+    values = [*observed[0].energy, *observed[0].gradient_norms, observed[0].smallest_gain, observed[0].condition]
+    assert {value.device for value in (*values, learner.health(), *learner.network.parameters())} == {CUDA}
+    state = learner.state_dict()["rule"]
+    assert (state["mean"].device, state["square"].device, state["steps"]) == (CUDA, CUDA, 3)
+
+
+def test_a_tight_network_is_used_on_the_device(fake_cuda, spec):
+    """Responses, energy, readouts and figures."""
+    network = model(spec[0], None, "auto", "tight", 9, **spec[1]).network
+    x = on_cuda(20, 4)
+    assert (network(x).shape, network(x).device, network.energy_of(x).device) == ((20, 6), CUDA, CUDA)
+    for readout in ("neural", "nystroem"):
+        assert read_out(network, readout, x, sample=on_cuda(30, 4), num_features=6, block=8).device == CUDA
+    assert {value.device for value in portrait(network, on_cuda(40, 4)).values()} == {CUDA}
 
 
 @pytest.mark.parametrize("phases", [None, [Phase(100)]], ids=["adaptive", "phases"])

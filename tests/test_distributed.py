@@ -49,6 +49,18 @@ def test_two_ranks_of_32_equal_one_of_64_with_phases(tmp_path):
         assert torch.equal(first[name], second[name]), name
 
 
+@pytest.mark.slow
+def test_two_ranks_of_32_equal_one_of_64_with_the_tight_bound(tmp_path):
+    (alone,), _ = run(tmp_path / "one", 1, 64, 50, "tight")
+    (first, second), _ = run(tmp_path / "two", 2, 32, 50, "tight")
+    assert {name: tuple(value.shape) for name, value in alone.items()} == {
+        "network.W": (12, 2), "network.Q": (8, 12), "network.L": (8, 8)
+    }  # fmt: skip
+    for name, value in alone.items():
+        assert (first[name] - value).norm() < 1e-4 * value.norm(), name
+        assert torch.equal(first[name], second[name]), name
+
+
 def test_two_ranks_of_32_equal_one_of_64(one, two):
     _, (alone,), _ = one
     _, (first, _), _ = two

@@ -244,6 +244,56 @@ def test_a_plain_dataloader_needs_in_features():
         trainer.fit(model(in_features=None), DataLoader(torch.zeros(8, 2)))
 
 
+# ---------------------------------------------------------------------- the tight bound
+
+
+def tight(**options):
+    return model(bound="tight", phases=None, **{"updates": 40, **options})
+
+
+def test_a_tight_module_trains_and_ends_with_the_exact_Q_and_L():
+    module, logger = tight(num_landmarks=9, init="data", in_features=None), Recorder()
+    run = fit(module, moons(updates_per_epoch=10), logger=logger, log_every_n_steps=10)
+    assert run.global_step == 40
+    assert [group["name"] for group in run.optimizers[0].param_groups] == ["W", "Q", "L"]
+    rates = module.learner.rates(39, 16)
+    assert [group["lr"] for group in run.optimizers[0].param_groups] == [rates.W, rates.q, rates.L]
+    assert (module.network.W.shape, module.network.Q.shape) == ((9, 2), (6, 9))
+    x = moons().train_points.data
+    y = module(x)
+    assert_close(y.mT @ y / len(x), module.network.L.detach(), rtol=1e-3, atol=1e-4)
+    energies = [metrics["train/energy"] for metrics in logger.metrics.values() if "train/energy" in metrics]
+    assert len(energies) == 4
+    bound = logger.metrics[40]["train/bound"]
+    assert module.network.energy_of(x).item() == pytest.approx(bound, rel=1e-3)
+
+
+def test_the_tight_bound_has_a_lower_error_than_the_papers():
+    x, errors = moons().train_points.data, {}
+    for bound in ("paper", "tight"):
+        module = model(bound=bound, num_neurons=24, phases=None, updates=200, init="data", in_features=None)
+        fit(module, moons(batch_size=128))
+        errors[bound] = references.nrmse(module.kernel(x, x), module(x))
+    assert errors["tight"] < 0.8 * errors["paper"]
+
+
+def test_a_tight_module_learns_from_a_plain_dataloader():
+    module = tight(updates=30)
+    run = trainer()
+    run.fit(module, DataLoader(TensorDataset(moons().train_points.data), batch_size=50))
+    assert run.global_step == 30
+    assert module.learner.not_finite() == []
+
+
+def test_a_tight_module_does_not_depend_on_the_block_size(monkeypatch):
+    large, single = tight(), tight()
+    fit(large)
+    monkeypatch.setattr("ksm_lightning.data.loaders.UPDATES_AT_ONCE", 1)
+    fit(single)
+    for a, b in zip(large.parameters(), single.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 # ---------------------------------------------------------------------- what is given and what is measured
 
 
@@ -293,5 +343,5 @@ def test_a_subclass_may_have_hyper_parameters_of_its_own():
 
 
 def test_an_unknown_option_is_named():
-    with pytest.raises(TypeError, match=r"There is no option 'num_neuron'; the options are num_neurons, in_features"):
+    with pytest.raises(TypeError, match=r"There is no option 'num_neuron'; the options are num_neurons, bound"):
         KernelSimilarityMatching(num_neuron=5)

@@ -41,6 +41,7 @@ FIGURES = [path.stem for path in sorted(REPRODUCE.glob("*.py")) if "SCRIPT = " i
     [
         "probe_table.py",
         "benchmark/evaluation.py",
+        "benchmark/features.py",
         "benchmark/reuse.py",
         "benchmark/update.py",
         "stress/run.py",
@@ -196,6 +197,22 @@ def test_the_plain_loop_of_the_benchmark_equals_the_learner():
                 assert_close(value.detach(), expected, rtol=1e-9, atol=1e-9)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_the_board_of_features_is_stored_and_continued(tmp_path, capsys):
+    arguments = ["--quick", "--only", "errors", "updates", "--folder", str(tmp_path)]
+    assert run("benchmark/features.py", *arguments) == 0
+    text, cells = (tmp_path / "FEATURES.md").read_text(), tmp_path / "errors.jsonl"
+    assert text.count("2 of 2 cells") == 2
+    assert "nan" not in text
+    first = cells.read_text().splitlines()
+    cells.write_text(f"{first[0]}\n")
+    capsys.readouterr()
+    assert run("benchmark/features.py", *arguments) == 0
+    printed = capsys.readouterr().err
+    assert "errors: 100%" in printed
+    assert "1/1" in printed, "the stored cell was computed again"
+    assert cells.read_text().splitlines()[0] == first[0]
 
 
 @pytest.mark.parametrize("script", ["setup", "demo", "test", "reproduce/all", "../.ci/run"])

@@ -27,7 +27,7 @@ from helpers import references
 from helpers.kernels import Quadratic
 from helpers.processes import PATIENCE
 from ksm_lightning.kernels import CauchyKernel, GaussianKernel, LaplacianKernel, register_kernel, registry
-from ksm_lightning.learning import AdaptiveSchedule, train, training
+from ksm_lightning.learning import AdaptiveSchedule, TightSchedule, train, training
 from ksm_lightning.network.readout import READOUTS, LandmarkFeatures
 from ksm_lightning.sklearn import KSMTransformer
 
@@ -35,8 +35,14 @@ SIGMA = {"sigma": 0.3}
 
 
 def small(components=8, **options) -> KSMTransformer:
-    defaults = {"kernel_params": SIGMA, "updates": 40, "random_state": 0}
+    """The paper's network, with its own responses as features."""
+    defaults = {"kernel_params": SIGMA, "updates": 40, "random_state": 0, "bound": "paper", "readout": "neural"}
     return KSMTransformer(components, **{**defaults, **options})
+
+
+def tight(components=8, **options) -> KSMTransformer:
+    """The default features, with few updates."""
+    return KSMTransformer(components, **{"kernel_params": SIGMA, "updates": 40, "random_state": 0, **options})
 
 
 def two_moons(count=300, seed=0, noise=0.1):
@@ -126,19 +132,90 @@ def test_features_equal_the_definition():
     np.testing.assert_allclose(found.transform(x), expected, rtol=0, atol=1e-10)
 
 
-def test_the_default_is_2000_updates_and_more_for_many_components():
+def test_the_default_number_of_updates_depends_on_the_bound_and_the_components():
     x, _ = two_moons(40)
     with pytest.MonkeyPatch.context() as patch:
         lengths = []
 
         def short(kernel, x, n, schedule, **options):
             lengths.append(schedule.total_updates)
-            return train(kernel, x, n, AdaptiveSchedule(1), **options)
+            return train(kernel, x, n, AdaptiveSchedule(1), **options)  # the paper's bound
 
         patch.setattr(training, "train", short)
         for components in (2, 400, 500):
-            KSMTransformer(components, kernel_params=SIGMA, random_state=0).fit(x)
+            KSMTransformer(components, kernel_params=SIGMA, bound="paper", random_state=0).fit(x)
     assert lengths == [2000, 2000, 2500]
+    defaults = [tight(n, updates=None, batch_size=8).fit(x).n_updates_ for n in (2, 128, 200, 1024)]
+    assert defaults == [200, 25600 // 192, 25600 // 300, 25]
+
+
+@pytest.mark.parametrize(("readout", "landmarks"), [("neural", 8), ("nystroem", 12), ("least_squares", 16)])
+def test_tight_features_are_those_of_a_tight_network(readout, landmarks):
+    x, _ = two_moons()
+    found = tight(readout=readout, n_landmarks=landmarks, random_state=7, batch_size=64).fit(x)
+    seed = int(np.random.RandomState(7).randint(2**31 - 1))
+    network = train(
+        GaussianKernel(0.3), torch.tensor(x), 8, TightSchedule(40), bound="tight", num_landmarks=landmarks,
+        batch_size=64, seed=seed,
+    )  # fmt: skip
+    assert np.array_equal(found.components_, network.W.detach().numpy())
+    expected = LandmarkFeatures.of(network, readout, torch.tensor(x))(torch.tensor(x))
+    assert_close(torch.tensor(found.transform(x)), expected, rtol=0, atol=1e-12)
+    assert found.transform(x).shape == (300, 8)
+    assert len(found.get_feature_names_out()) == 8
+
+
+def test_the_default_has_more_landmarks_than_features_and_nearly_the_lowest_error():
+    x, _ = two_moons(600)
+    fitted = KSMTransformer(16, kernel_params=SIGMA, random_state=0).fit(x)
+    F = references.gram("gaussian", SIGMA, torch.tensor(x), torch.tensor(x))
+    spectrum = torch.linalg.eigvalsh(F).flip(0)
+    optimum = float((spectrum[16:].square().sum() / spectrum.square().sum()).sqrt())
+    assert fitted.components_.shape == (24, 2)
+    assert optimum <= error(fitted, x) < 1.03 * optimum
+    assert error(small(16, updates=2000).fit(x), x) > 1.5 * optimum  # the paper's network
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bound": "loose"}, "`bound` must be 'tight' or 'paper', got 'loose'"),
+        ({"n_landmarks": 7}, "`n_landmarks` must be at least `n_components`, 8, .* got 7"),
+        ({"n_landmarks": 9, "bound": "paper"}, "equal to it with bound='paper', got 9"),
+        ({"n_landmarks": 8.5}, "`n_landmarks` must be a whole number of at least 1, got 8.5"),
+    ],
+)
+def test_impossible_bounds_and_landmarks_are_refused(options, message):
+    x, _ = two_moons(60)
+    for method in ("fit", "partial_fit"):
+        with pytest.raises(ValueError, match=message):
+            getattr(tight(**options), method)(x)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "power_cosine"])
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_tight_features_of_fewer_samples_than_landmarks_are_exact(kernel, count):
+    x = np.random.RandomState(0).randn(count, 3)
+    fitted = KSMTransformer(10, kernel=kernel, updates=20, random_state=0).fit(x)
+    assert fitted.components_.shape == (15, 3)
+    y, F = fitted.transform(x), fitted.kernel_(torch.tensor(x), torch.tensor(x)).numpy()
+    assert np.linalg.norm(F - y @ y.T) < 2e-3 * np.linalg.norm(F)
+    assert np.isfinite(fitted.transform(10 * np.random.RandomState(1).randn(50, 3))).all()
+
+
+@pytest.mark.parametrize("readout", ["neural", "least_squares"])
+def test_a_stream_of_tight_features_comes_close_to_the_optimum(readout):
+    x, _ = two_moons(1000)
+    order = np.random.RandomState(0).permutation(len(x))
+    found = tight(16, readout=readout)
+    for part in np.array_split(x[order], 50):
+        found.partial_fit(part)
+    assert error(found, x) < 0.115  # kernel PCA of 1,600 points: 0.096
+    assert found.n_samples_seen_ == 1000
+    with pytest.raises(ValueError, match="call `fit` to start again"):
+        found.set_params(n_landmarks=20).partial_fit(x[:5])
+    with pytest.raises(ValueError, match=r"the tight bound and .* paper and"):
+        found.set_params(n_landmarks=None, bound="paper").partial_fit(x[:5])
 
 
 @pytest.mark.parametrize(("readout", "bound"), [("neural", 0.2), ("nystroem", 3e-3), ("least_squares", 3e-3)])
@@ -547,9 +624,12 @@ def test_a_stream_continues_from_fit_with_small_steps():
 def test_partial_fit_on_the_data_of_fit_keeps_the_error():
     """Regression test: with 100 components and a wide kernel the error was 13 after one call."""
     x = shuffled_moons(2000, seed=0)
-    fitted = KSMTransformer(updates=300, random_state=0).fit(x)
+    fitted = KSMTransformer(updates=300, bound="paper", readout="neural", random_state=0).fit(x)
     before = error(fitted, x[:500])
     assert error(fitted.partial_fit(x[:500]), x[:500]) < 1.15 * before
+    fitted = KSMTransformer(updates=30, random_state=0).fit(x)
+    assert error(fitted, x[:500]) < 1e-8
+    assert error(fitted.partial_fit(x[:500]), x[:500]) < 1e-8
 
 
 @pytest.mark.parametrize("other", [{"n_components": 9}, {"kernel": "laplacian"}, {"kernel_params": {"sigma": 0.4}}])

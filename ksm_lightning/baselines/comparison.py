@@ -46,7 +46,7 @@ class Comparison:
         seeds: Seeds of the random methods.
         max_points: Maximum number of random points to score; the error is over all their pairs. Kernel PCA is fitted
             to these points, for which it is optimal, and every other method to all points.
-        updates: Number of updates of the adaptive schedule of each network. Default: 5,000.
+        updates: Number of updates of the adaptive schedule of the paper's network and its predecessors. Default: 5,000.
         phases: Phases of the paper's rule for this package's network, or the name of a paper schedule.
         init_scale: Initialise that network's W with ``init_scale * N(0, 1)``. Default: at data points.
         fourier_features: Random features per neuron of ``neural_fourier``; the paper uses 1.

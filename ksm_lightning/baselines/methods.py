@@ -49,7 +49,7 @@ class Method:
     label: str  # in tables and figures
     style: LineStyle
     make: Make
-    readout: Readout | None = None  # of the kernel similarity matching network; its readouts share one training
+    readout: Readout | None = None  # of the paper's network; its readouts share one training
     is_optimum: bool = False  # True for kernel PCA: fitted to the scored points, and independent of the seed
     needs_frequencies: bool = False  # whether the kernel must have random Fourier features
     is_default: bool = True  # whether a comparison includes the method by default
@@ -76,6 +76,16 @@ def _network(name: str, label: str, style: LineStyle, readout: Readout) -> Metho
         )  # fmt: skip
 
     return Method(name, label, style, make, readout)
+
+
+def _tight(name: str, label: str, style: LineStyle, readout: Readout, landmarks_per_feature: int) -> Method:
+    def make(kernel: Kernel, n: int, seed: int, options: NetworkOptions) -> FeatureMap:
+        return SimilarityMatching(
+            kernel, n, bound="tight", num_landmarks=landmarks_per_feature * n, readout=readout,
+            progress=options.progress, seed=seed,
+        )  # fmt: skip
+
+    return Method(name, label, style, make)
 
 
 def _linear(kernel: Kernel, n: int, seed: int, options: NetworkOptions) -> FeatureMap:
@@ -105,6 +115,8 @@ _ALL = (
     _network("ksm", "network", LineStyle("#d81f2a", "--", "o"), "neural"),
     _network("ksm_nystroem", "Nystroem on the network's W", LineStyle("#d81f2a", "-", "s"), "nystroem"),
     _network("ksm_least_squares", "least squares on the network's W", LineStyle("#f08a90", "-", "d"), "least_squares"),
+    _tight("ksm_tight", "tight network", LineStyle("#7b1fa2", "--", "o"), "neural", 1),
+    _tight("ksm_compressed", "ours: n features of 2n landmarks", LineStyle("#7b1fa2", "-", "s"), "least_squares", 2),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}
 """All methods by name, in the order of the tables."""

@@ -9,8 +9,8 @@ from torch import Tensor
 from ksm_lightning.baselines.feature_map import FeatureMap
 from ksm_lightning.baselines.fourier import RandomFourier
 from ksm_lightning.kernels import Kernel, LinearKernel
-from ksm_lightning.learning import PaperPhases, Phase, make_schedule, train
-from ksm_lightning.network import functional
+from ksm_lightning.learning import PaperPhases, Phase, make_schedule, tight_updates, train
+from ksm_lightning.network import NETWORKS, Bound, check_bound, functional
 from ksm_lightning.network.initialisation import NormalInit
 from ksm_lightning.network.readout import LandmarkFeatures, Readout, check_readout
 
@@ -24,10 +24,12 @@ class SimilarityMatching(FeatureMap):
         kernel: The similarity.
         n_components: Number of neurons n.
         readout: ``neural`` for the network's responses, or ``nystroem`` or ``least_squares`` of its landmarks.
-        updates: Number of updates of the adaptive schedule. Default: 5,000.
+        bound: ``paper``, or ``tight``, whose responses are determined up to a rotation only.
+        num_landmarks: Number of landmarks of the tight bound, at least n. Default: n.
+        updates: Number of updates of the adaptive schedule. Default: 5,000; 25 to 200 with the tight bound.
         phases: Phases of the paper's rule instead, or the name of a paper schedule.
         init_scale: Initialise W with ``init_scale * N(0, 1)``. Default: at data points.
-        batch_size: Points per batch.
+        batch_size: Points per batch. Default: 64; 1,024 with the tight bound.
         progress: Called with the number of updates since the last call.
         seed: Seed of the initialisation and the batches.
 
@@ -44,16 +46,21 @@ class SimilarityMatching(FeatureMap):
         n_components: int,
         *,
         readout: Readout = "neural",
+        bound: Bound = "paper",
+        num_landmarks: int | None = None,
         updates: int | None = None,
         phases: Phases | None = None,
         init_scale: float | None = None,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         progress: Callable[[int], object] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(kernel, n_components, seed=seed)
         self.readout = check_readout(readout)
-        make_schedule(phases, updates)  # raises an error now instead of in `fit`
+        NETWORKS[check_bound(bound)].check_sizes(n_components, num_landmarks)  # raises an error now instead of in `fit`
+        make_schedule(phases, updates, bound)
+        self.bound = bound
+        self.num_landmarks = num_landmarks
         self.updates = updates
         self.phases = phases
         self.init_scale = init_scale
@@ -61,9 +68,12 @@ class SimilarityMatching(FeatureMap):
         self.progress = progress
 
     def _fit(self, x: Tensor, generator: torch.Generator) -> None:
+        updates = self.updates
+        if updates is None and self.bound == "tight":
+            updates = tight_updates(self.num_landmarks or self.n_components)
         self.network_ = train(
-            self.kernel, x, self.n_components, make_schedule(self.phases, self.updates),
-            init=None if self.init_scale is None else NormalInit(self.init_scale),
+            self.kernel, x, self.n_components, make_schedule(self.phases, updates, self.bound), bound=self.bound,
+            num_landmarks=self.num_landmarks, init=None if self.init_scale is None else NormalInit(self.init_scale),
             batch_size=self.batch_size, seed=self.seed, progress=self.progress,
         )  # fmt: skip
         factor = functional.factorise(self.network_.L, self.network_.ridge)  # NaN if not positive definite

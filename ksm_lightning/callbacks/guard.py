@@ -180,7 +180,7 @@ class DivergenceGuard(Callback):
             "the factorisation of L + ridge I": factorised,
             "the responses y": seen.y.sum(dtype=torch.float64),
             "the energy": seen.energy.total,
-            **dict(zip("WqL", parameters, strict=True)),
+            **dict(zip(dict(model.network.named_parameters()), parameters, strict=True)),
         }
         stacked = torch.stack([*values.values(), self._typical(model, x)])
         *sums, typical = model.learner.collectives.mean(stacked).tolist()

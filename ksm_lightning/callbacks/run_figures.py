@@ -99,7 +99,7 @@ class Figures(Callback):
 
         W, y, x = arrays["W"], arrays["y"], arrays["x"]
         plane, ends = figures.Plane(x), list(model.schedule.phase_ends)
-        neurons = figures.choose_neurons(W, y, self.num_neurons)
+        neurons = figures.choose_neurons(arrays["centres"], y, self.num_neurons)
         shown_W = figures.among_data(W, x) if model.network.kernel.is_homogeneous else W
         panels: dict[str, Callable[[Any], None]] = {
             "features": lambda axes: figures.landmarks_panel(axes, x, shown_W, plane)

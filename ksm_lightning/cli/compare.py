@@ -46,7 +46,9 @@ def compare(
         methods: Methods to compare: NAMES. Default: all that the kernel supports, except linear, which approximates
             x . x instead of the kernel.
         seeds: Number of runs of each random method.
-        updates: Number of updates of the adaptive schedule of each network. Default: 5,000.
+        updates: Number of updates of the adaptive schedule of the paper's network and its predecessors. Default: 5,000.
+            The tight networks (ksm_tight, ksm_compressed) make 25 to 200 updates with batches of 1,024 points; their
+            features are determined up to a rotation only.
         phases: Phases of the paper's rule for this package's network, or one of paper_half_moons, paper_mnist and
             released_mnist.
         init_scale: Initialise that network's W with init_scale * N(0, 1). Default: at data points.

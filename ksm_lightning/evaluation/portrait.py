@@ -20,7 +20,7 @@ def portrait_arrays(network: KSMNetwork, x: Tensor, pairs: int = 500) -> dict[st
 def portrait(network: KSMNetwork, x: Tensor, pairs: int = 500) -> dict[str, Tensor]:
     """Compute what the figures show, on the network's device.
 
-    For odd kernels, the signs of ``W`` and ``y`` are aligned so that mean responses are positive.
+    Where signs are free, they are aligned so that mean responses are positive.
 
     Args:
         network: The trained network.
@@ -28,18 +28,19 @@ def portrait(network: KSMNetwork, x: Tensor, pairs: int = 500) -> dict[str, Tens
         pairs: Similarities are computed between about this number of points.
 
     Returns:
-        The points ``x``, the landmarks ``W``, the responses ``y``, input similarities ``f`` and output similarities
+        The points ``x``, the landmarks ``W``, the ``centres`` of the neurons (their landmarks, or in a tight network
+        the mean of the points weighted with y^2), the responses ``y``, input similarities ``f`` and output similarities
         ``output`` of pairs of points, the filters ``linearised``, the kernel error ``nrmse``, and the eigenvalues
         ``input_spectrum`` and ``output_spectrum`` of both similarity matrices.
     """
-    kernel, W, y = network.kernel, network.W.detach(), network(x)
-    if kernel.is_odd:
-        W, y = functional.align_signs(W, y)
+    kernel = network.kernel
+    W, y = network.align_signs(network(x))
     few = slice(None, None, max(len(x) // pairs, 1))
     spectrum = slice(None, None, max(len(x) // _SPECTRUM_POINTS, 1))
     return {
         "x": x,
         "W": W,
+        "centres": W if network.bound == "paper" else (y * y).mT @ x / (y * y).sum(0)[:, None].clamp(min=1e-30),
         "y": y,
         "f": kernel(x[few], x[few]),
         "output": y[few] @ y[few].mT,

@@ -81,13 +81,13 @@ def tuning_panel(axes: Axes, x: np.ndarray, response: np.ndarray, neuron: int, p
     plane.label(axes)
 
 
-def choose_neurons(W: np.ndarray, y: np.ndarray, count: int) -> list[int]:
-    """The most active neuron, then neurons whose landmarks are far from those already chosen."""
+def choose_neurons(centres: np.ndarray, y: np.ndarray, count: int) -> list[int]:
+    """The most active neuron, then neurons whose centres (n, m) are far from those already chosen."""
     strength = (y * y).mean(0)
     chosen = [int(strength.argmax())]
     alive = strength > 0.05 * strength.max()
-    while len(chosen) < min(count, len(W)):
-        distance = np.min([np.linalg.norm(W - W[i], axis=1) for i in chosen], axis=0)
+    while len(chosen) < min(count, len(centres)):
+        distance = np.min([np.linalg.norm(centres - centres[i], axis=1) for i in chosen], axis=0)
         distance[chosen] = -1.0
         chosen.append(int(np.where(alive | (distance < 0), distance, 0.0).argmax()))
     return chosen

@@ -1,8 +1,9 @@
 """How a network learns: schedule, rules, responses, the Learner that owns them, and training without Lightning."""
 
+from ksm_lightning.learning.best import Snapshot
 from ksm_lightning.learning.collectives import Collectives, SingleProcess
 from ksm_lightning.learning.hyperparameters import HyperParameters
-from ksm_lightning.learning.learner import Learner, Observation, Snapshot
+from ksm_lightning.learning.learner import Learner, Observation
 from ksm_lightning.learning.schedule import (
     AdaptiveSchedule,
     PaperPhases,
@@ -10,14 +11,16 @@ from ksm_lightning.learning.schedule import (
     PhaseSchedule,
     Rates,
     Schedule,
+    TightSchedule,
     make_schedule,
 )
 from ksm_lightning.learning.stream import Stream
 from ksm_lightning.learning.training import train, train_on_few
-from ksm_lightning.learning.units import candidate_count, check_range, natural_ridge, sample_size
+from ksm_lightning.learning.units import candidate_count, check_range, natural_ridge, sample_size, tight_updates
 
 __all__ = [
     "AdaptiveSchedule", "Collectives", "HyperParameters", "Learner", "Observation", "PaperPhases",
-    "Phase", "PhaseSchedule", "Rates", "Schedule", "SingleProcess", "Snapshot", "Stream", "candidate_count",
-    "check_range", "make_schedule", "natural_ridge", "sample_size", "train", "train_on_few",
+    "Phase", "PhaseSchedule", "Rates", "Schedule", "SingleProcess", "Snapshot", "Stream", "TightSchedule",
+    "candidate_count", "check_range", "make_schedule", "natural_ridge", "sample_size", "tight_updates", "train",
+    "train_on_few",
 ]  # fmt: skip

@@ -9,14 +9,15 @@ eigenvectors of B and eigenvalues l with ``l (l + ridge)^2 = beta``, so the sadd
 Everything here is float64, because ``1 / (l + ridge)`` amplifies the noise in the small eigenvalues of B.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, full_precision
-from ksm_lightning.network import KSMNetwork, functional
+from ksm_lightning.learning import exact_tight
+from ksm_lightning.learning.moments import SimilarityMoment, similarity_moment
+from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
 
 
@@ -53,35 +54,6 @@ def solve_inner(B: Tensor, self_similarity: Tensor, q: Tensor, ridge: float) -> 
     l = lateral_eigenvalues(beta, ridge)  # noqa: E741
     gain = 0.5 * (q.double().square() * self_similarity.double()).sum()
     return Inner((vectors * l) @ vectors.mT, gain - (0.5 * l * (l + ridge) + 0.25 * l * l).sum())
-
-
-class SimilarityMoment(NamedTuple):
-    """The second moment of the similarities ``k = f(x, W)`` over some inputs; enough to solve for q and L."""
-
-    total: Tensor  # sum k k^T (n, n), float64
-    samples: Tensor | int
-
-    def of_drive(self, q: Tensor) -> Tensor:
-        """``B = <b b^T> = q G q`` (n, n), float64, for the drive ``b = q * k`` and ``G = <k k^T>``."""
-        q = q.double()
-        return q[:, None] * self.total * q / self.samples
-
-
-@torch.no_grad()
-def similarity_moment(kernel: Kernel, blocks: Iterable[Tensor], W: Tensor) -> SimilarityMoment:
-    """The second moment of ``f(x, W)`` over all inputs, which come as blocks (samples, m), in one pass.
-
-    Similarities are computed in the dtype of W, so that the sum contains the rounding noise that the responses will
-    have. The sum is float64.
-    """
-    total = torch.zeros(len(W), len(W), dtype=torch.float64, device=W.device)
-    count = 0
-    for x in blocks:
-        for part in torch.split(x.to(W), 8192):
-            k = kernel(part, W).double()
-            total.addmm_(k.mT, k)
-            count += len(part)
-    return SimilarityMoment(total, count)
 
 
 def optimal_scale(G: Tensor, self_similarity: Tensor) -> Tensor:
@@ -177,7 +149,7 @@ def _descend(kernel: Kernel, x: Tensor, W: Tensor, ridge: float, max_iterations:
 
 @torch.no_grad()
 def balance(network: KSMNetwork, x: Tensor, shrinkage: float = 0.0) -> None:
-    """Set the best common scale of W (or q) and the exact L for a sample.
+    """Set the best common scale of W (or q) and the exact L for a sample; for a tight network the exact Q and L.
 
     Args:
         network: The network, changed in place.
@@ -186,7 +158,11 @@ def balance(network: KSMNetwork, x: Tensor, shrinkage: float = 0.0) -> None:
             small sample does not show then count as ordinary ones; otherwise the next batch gets ``1 / ridge`` there.
     """
     kernel = network.kernel
-    B = similarity_moment(kernel, [x], network.W).of_drive(network.q)
+    moment = similarity_moment(kernel, [x], network.W)
+    if isinstance(network, TightNetwork):
+        exact_tight.settle(network, moment, shrinkage)
+        return
+    B = moment.of_drive(network.q)
     mean = B.diagonal().mean()
     if not mean > 0:
         return  # no neuron responds, and any L is as good as another
@@ -199,7 +175,9 @@ def balance(network: KSMNetwork, x: Tensor, shrinkage: float = 0.0) -> None:
 
 @torch.no_grad()
 def consolidate(network: KSMNetwork, moment: SimilarityMoment) -> float:
-    """Set the exact L for the network's W and q; returns the bound J. One float64 eigen-decomposition."""
+    """Set the exact L for the network's W and q (the exact Q and L of a tight network); returns the bound J."""
+    if isinstance(network, TightNetwork):
+        return exact_tight.settle(network, moment)
     B = moment.of_drive(network.q)
     inner = solve_inner(B, network.kernel.diag(network.W), network.q, network.ridge)
     network.L.copy_(inner.L)

@@ -10,7 +10,7 @@ from ksm_lightning.kernels import Kernel, make_kernel
 from ksm_lightning.learning.acceleration import Acceleration
 from ksm_lightning.learning.responses import Inverse
 from ksm_lightning.learning.schedule import AdaptiveSchedule, PaperPhases, Phase, PhaseSchedule, make_schedule
-from ksm_lightning.network import PAPER_RIDGE, Initialiser, KSMNetwork, NormalInit, Solver
+from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, Initialiser, KSMNetwork, NormalInit, Solver
 
 Init = Literal["normal", "data"]
 _FIXED = {"is_fixed": True}
@@ -24,17 +24,23 @@ class HyperParameters:
 
     Args:
         num_neurons: Number of neurons n, the dimension of the representation.
+        bound: ``paper``, or ``tight``: a matrix Q from p landmarks to n neurons instead of gains q. Its error has no
+            floor; the price is that responses are determined up to a rotation only, so the paper's sparse template
+            tuning is lost. It learns best with batches of 1,024 points.
+        num_landmarks: Number of landmarks p of the tight bound, at least n. Default: n.
         in_features: Number of input features m. Default: taken from the data when training starts.
         kernel: Registered name of the kernel: gaussian, laplacian, cauchy, linear, polynomial, power_cosine,
             arc_cosine, or your own.
         kernel_params: The kernel's parameters, such as ``{sigma: 0.3}``. Default: the kernel's defaults.
         ridge: The paper's lambda, positive. Default: the paper's 0.001 with ``phases``; ``0.005 <f(x, x)> / n`` with
-            the adaptive schedule, which does not depend on the scale of the similarity.
-        init: Start of W: ``normal`` is the paper's, ``data`` chooses data points by kernel k-means++.
+            the adaptive schedule, which does not depend on the scale of the similarity; a fiftieth of that with the
+            tight bound.
+        init: Start of W: ``normal`` is the paper's, ``data`` chooses data points by kernel k-means++, from which the
+            adaptive schedule moves to KMeans-like centres.
         init_scale: Standard deviation of the normal start. The paper has 1, which loses neurons on half moons.
         solver: How responses are computed in validation and prediction: ``closed_form``, or ``dynamics`` to integrate
             the recurrent network until it settles.
-        updates: Number of updates of the adaptive schedule. Default: 5000.
+        updates: Number of updates of the adaptive schedule. Default: 5000, or 1000 with the tight bound.
         phases: Phases of constant rates instead of the adaptive schedule: a list, or ``paper_half_moons``,
             ``paper_mnist`` or ``released_mnist``.
         consolidate: Whether a finished run ends with the exact L for all data. Default: true with the adaptive
@@ -42,13 +48,16 @@ class HyperParameters:
         inverse: How responses are computed in training: ``exact`` factorises L for every batch, ``tracked`` updates
             the inverse by low-rank corrections, ``auto`` chooses the faster one.
         acceleration: ``compile`` fuses the update with torch.compile, which needs a C++ compiler and about a minute
-            at the start; ``cuda_graph`` records and replays it on one GPU; ``none`` does neither.
+            at the start; ``cuda_graph`` records and replays it on one GPU; ``none`` does neither. The paper's bound
+            only.
 
     Raises:
         ValueError: If a value is not allowed, or the kernel's name is not registered.
     """
 
     num_neurons: int = field(default=16, metadata=_FIXED)
+    bound: Bound = field(default="paper", metadata=_FIXED)
+    num_landmarks: int | None = field(default=None, metadata=_FIXED)
     in_features: int | None = field(default=None, metadata=_FIXED)
     kernel: str = field(default="gaussian", metadata=_FIXED)
     kernel_params: dict[str, float] | None = field(default=None, metadata=_FIXED)
@@ -72,6 +81,9 @@ class HyperParameters:
         for phase in schedule.phases if isinstance(schedule, PhaseSchedule) else ():
             kernel.with_params(**phase.kernel_params)
         is_natural = schedule.is_natural
+        if self.bound == "tight" and self.acceleration != "none":
+            raise ValueError("`acceleration` exists for the paper's bound only: set it to none with bound=tight.")
+        self._fill("num_landmarks", NETWORKS[self.bound].check_sizes(self.num_neurons, self.num_landmarks))
         self._fill("kernel_params", kernel.params())
         self._fill("ridge", None if is_natural or self.ridge is not None else PAPER_RIDGE)
         self._fill("updates", schedule.total_updates if is_natural else None)
@@ -120,7 +132,7 @@ class HyperParameters:
         return make_kernel(self.kernel, **(self.kernel_params or {}))
 
     def make_schedule(self) -> PhaseSchedule | AdaptiveSchedule:
-        return make_schedule(self.phases, self.updates)
+        return make_schedule(self.phases, self.updates, self.bound)
 
     def make_network(
         self, in_features: int, init: Initialiser | None = None, generator: torch.Generator | None = None
@@ -131,4 +143,6 @@ class HyperParameters:
         """
         ridge = PAPER_RIDGE if self.ridge is None else self.ridge
         init = NormalInit(self.init_scale) if init is None else init
-        return KSMNetwork(self.make_kernel(), in_features, self.num_neurons, ridge, init, self.solver, generator)
+        return NETWORKS[self.bound](
+            self.make_kernel(), in_features, self.num_neurons, ridge, init, self.solver, generator, self.num_landmarks
+        )

@@ -8,17 +8,21 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels import PullbackParts, full_precision
+from ksm_lightning.kernels import full_precision
 from ksm_lightning.learning.acceleration import Acceleration, Accelerator, Batch, StepSizes
+from ksm_lightning.learning.best import BestWeights, Snapshot
 from ksm_lightning.learning.collectives import Collectives, SingleProcess
-from ksm_lightning.learning.exact import SimilarityMoment, balance, consolidate, similarity_moment
+from ksm_lightning.learning.exact import balance, consolidate
+from ksm_lightning.learning.moments import SimilarityMoment, similarity_moment
 from ksm_lightning.learning.relocation import relocate
 from ksm_lightning.learning.responses import Inverse, ResponseSolver
-from ksm_lightning.learning.rules import Correlations, NaturalRule, PaperRule, Rule, towards_W
+from ksm_lightning.learning.rules import NaturalRule, PaperRule, Responses
 from ksm_lightning.learning.schedule import Rates, Schedule
-from ksm_lightning.learning.units import natural_ridge, sample_size
-from ksm_lightning.network import KSMNetwork, functional
+from ksm_lightning.learning.tight_rule import TightRule
+from ksm_lightning.learning.units import judge_count, natural_ridge, sample_size, start_count
+from ksm_lightning.network import KSMNetwork, TightNetwork
 from ksm_lightning.network.functional import EnergyTerms
+from ksm_lightning.network.landmark_error import LandmarkError
 
 # Up to this number of neurons, starting threads takes longer than a factorisation on one thread.
 _FOR_ONE_THREAD = 128
@@ -34,16 +38,8 @@ class Observation(NamedTuple):
     y: Tensor  # responses (batch, n) of this process
     energy: EnergyTerms  # of this process's batch
     gradient_norms: tuple[Tensor, Tensor, Tensor]  # of W, q and L, averaged over all processes
-    smallest_gain: Tensor  # the smallest |q|
+    smallest_gain: Tensor  # the smallest |q|; in a tight network the smallest length of a column of Q
     condition: Tensor  # a lower bound of the condition number of L + ridge I
-
-
-class Snapshot(NamedTuple):
-    """A copy of the weights."""
-
-    W: Tensor
-    q: Tensor
-    L: Tensor
 
 
 class Learner:
@@ -58,8 +54,7 @@ class Learner:
         chooses_ridge: Whether :meth:`start` sets the network's ridge from the data.
         stage: Where learning stands. Default: ``unstarted`` with natural steps, ``learning`` with the paper's rule.
         inverse: How responses are computed, see :class:`~ksm_lightning.learning.responses.ResponseSolver`.
-        acceleration: How steps are run, see :class:`~ksm_lightning.learning.acceleration.Accelerator`. Updates that
-            are observed run without.
+        acceleration: How steps are run, see :class:`~.acceleration.Accelerator`. Observed updates run without it.
         collectives: The other processes. Default: there are none.
     """
 
@@ -76,12 +71,12 @@ class Learner:
     ) -> None:
         self.network = network
         self.schedule = schedule
-        self.rule: Rule = NaturalRule() if schedule.is_natural else PaperRule()
+        self.rule = _make_rule(network, schedule)
+        self.best = BestWeights()
         self.chooses_ridge = chooses_ridge
         self.stage: Stage = stage or ("unstarted" if schedule.is_natural else "learning")
         self.collectives: Collectives = collectives or SingleProcess()
-        self.rate_factor = 1.0
-        """All step sizes are multiplied by this, see :meth:`halve_rates`."""
+        self.rate_factor = 1.0  # all step sizes are multiplied by this, see `halve_rates`
         self.responses = ResponseSolver(network, inverse)
         self._accelerator = Accelerator(self._step, self._state, acceleration, network.W)
         self._kernel = self._base_kernel = network.kernel
@@ -97,11 +92,12 @@ class Learner:
         Args:
             x: A sample of the data (samples, m) without repetitions, the same on all processes.
         """
-        network, n = self.network, self.network.num_neurons
+        network, p = self.network, self.network.num_landmarks
         if self.chooses_ridge:
-            network.ridge = natural_ridge(network.kernel, x, n)
-        relocate(network, x[: sample_size(n)], most=n)
-        self.balance(x, n / (n + len(x)))
+            network.ridge = natural_ridge(network.kernel, x, network.num_neurons, network.bound)
+        self._move_if_better(x[: sample_size(p)], LandmarkError(network.kernel, x[-judge_count(p) :]), most=p)
+        x = x[: start_count(p)]
+        self.balance(x, p / (p + len(x)))
         self.stage = "learning"
 
     def learn(
@@ -126,16 +122,18 @@ class Learner:
             should_stop: Called after each update.
         """
         until, schedule = 0.0, self.schedule
+        if sample is not None and self.best.is_waiting and len(batches):
+            self.best.watch(self.network, sample(0, batches[0]))
         with self._block(batches):
             for index in range(len(batches)):
                 update = first_update + index
                 if update >= until:
                     self.set_kernel_for(update)
-                    rates, until = self._rates(update, len(self._q), self._samples), schedule.constant_until(update)
+                    rates, until = self._rates(update, len(self._L), self._samples), schedule.constant_until(update)
                     step_L = self.rule.step_of_L(rates.L)
                     sizes = StepSizes(rates.W, rates.q, step_L, 0.0)
                 if sample is not None and schedule.relocates_before(update):
-                    self.move_idle_landmarks(sample(update, batches[index]))
+                    self._care(sample, update, batches[index])
                 if not self._batches or self.network.kernel is not self._kernel:
                     self._prepare(batches)
                 is_observed = observe is not None and observe(update)
@@ -146,15 +144,38 @@ class Learner:
                     return index + 1
         return len(batches)
 
+    def _care(self, sample: Callable[[int, Tensor], Tensor], update: int, batch: Tensor) -> None:
+        """Keep the weights if they are the best so far, then move idle landmarks."""
+        error = self.best.error or self.best.watch(self.network, sample(0, batch))
+        self.best.compare(self.network)
+        self._move_if_better(sample(update, batch), error)
+
+    def _move_if_better(self, x: Tensor, error: LandmarkError | None, **options: Any) -> None:
+        """Move idle landmarks of a sample, and undo it if that does not lower their error on another sample."""
+        before, state, n = self.snapshot(), self.rule.state_dict(), self.network.num_neurons
+        if self.move_idle_landmarks(x, **options) and error and error(self.network.W, n) >= error(before.W, n):
+            before.restore(self.network)
+            self.responses.invalidate()
+            self.rule.load_state_dict(state)
+
     def move_idle_landmarks(self, x: Tensor, **options: Any) -> int:
         """Move landmarks that explain nothing of a sample (samples, m), see :func:`~.relocation.relocate`."""
         moved = relocate(self.network, x, **options)
-        self.invalidate()
+        if moved and isinstance(self.network, TightNetwork):
+            self.balance(x, self.network.num_landmarks / (self.network.num_landmarks + len(x)))
+        elif moved:
+            self.invalidate()
         return moved
+
+    def keep_best(self) -> bool:
+        """Return to the weights with the best landmarks of the run, if later updates made them worse."""
+        if has_returned := self.best.restore(self.network):
+            self.invalidate()
+        return has_returned
 
     @torch.no_grad()
     def finish(self, blocks: Iterable[Tensor]) -> float:
-        """Set L to its exact value for W, q and all data; returns the bound J(W, q).
+        """Set L (and Q) to the exact value for W (and q) and all data; returns the bound J.
 
         Args:
             blocks: All inputs, or this process's share of them, one block (samples, m) at a time.
@@ -177,8 +198,9 @@ class Learner:
         self.invalidate()
 
     def invalidate(self) -> None:
-        """Drop what was computed from L. Call it after L was changed elsewhere."""
+        """Drop what was computed from the weights. Call it after they were changed elsewhere."""
         self.responses.invalidate()
+        self.rule.reset()
 
     def rates(self, update: int, batch: int) -> Rates:
         """Step sizes of an update for a process's batch of this size. A homogeneous kernel keeps q at 1."""
@@ -186,7 +208,7 @@ class Learner:
 
     def _rates(self, update: int, num_neurons: int, samples: int) -> Rates:
         rates = self.schedule.rates(update, num_neurons, samples)
-        if self.network.kernel.is_homogeneous:
+        if self.network.kernel.is_homogeneous and not isinstance(self.rule, TightRule):
             rates = rates._replace(q=0.0)
         return rates if self.rate_factor == 1 else rates.scaled(self.rate_factor)
 
@@ -202,37 +224,36 @@ class Learner:
         self.rate_factor /= 2
 
     def snapshot(self) -> Snapshot:
-        """A copy of W, q and L on their device."""
-        network = self.network
-        return Snapshot(*(parameter.detach().clone() for parameter in (network.W, network.q, network.L)))
+        """A copy of the weights on their device."""
+        return Snapshot.of(self.network)
 
-    @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
         """Return to a copy."""
-        self.network.W.copy_(snapshot.W)
-        self.network.q.copy_(snapshot.q)
-        self.network.L.copy_(snapshot.L)
+        snapshot.restore(self.network)
+        self.invalidate()
         self.responses.reset()
 
     def health(self) -> Tensor:
         """Sums of W, q and L, which are not finite if any value is not, and NaN if a factorisation failed: (4,)."""
         sums = [parameter.detach().sum(dtype=torch.float64) for parameter in self.network.parameters()]
-        failed = self.responses.failed.to(sums[0].device)
-        return torch.stack([*sums, torch.where(failed == 0, 0.0, torch.nan).to(sums[0])])
+        return torch.stack([*sums, torch.where(self.responses.failed.to(sums[0]) == 0, 0.0, torch.nan).to(sums[0])])
 
     def not_finite(self) -> list[str]:
         """Names of what is not finite, empty after sound updates. Synchronises with the device."""
-        names = ["W", "q", "L", "the factorisation of L + ridge I"]
+        names = [*dict(self.network.named_parameters()), "the factorisation of L + ridge I"]
         return [name for name, total in zip(names, self.health().tolist(), strict=True) if not math.isfinite(total)]
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint contains in addition to the weights and the update count."""
-        return {"rate_factor": self.rate_factor, "inverse": self.responses.state_dict()}
+        rule, best = self.rule.state_dict(), self.best.state_dict()
+        return {"rate_factor": self.rate_factor, "inverse": self.responses.state_dict(), "rule": rule, "best": best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`; the weights are loaded separately."""
         self.rate_factor = float(state["rate_factor"])
         self.responses.load_state_dict(state["inverse"])
+        self.rule.load_state_dict(state["rule"])
+        self.best.load_state_dict(state["best"])
         self.stage = "learning"
 
     # ------------------------------------------------------------------ one update
@@ -242,14 +263,14 @@ class Learner:
         """Everything that the updates of a block (updates, batch, m) share."""
         network = self.network
         # Attributes of modules and properties are slow to look up, and an update needs them often.
-        self._W, self._q, self._L = network.W, network.q, network.L
+        self._W, self._gains, self._L = network.W, network.gains, network.L
         self._processes = self.collectives.size
         self._samples = batches.shape[1] * self._processes
         self.responses.prepare()
-        self.rule.prepare(self._q)
+        self.rule.prepare(self._gains)
         self._batches = []
         threads = torch.get_num_threads()
-        is_small = self._L.device.type == "cpu" and threads > 1 and len(self._L) <= _FOR_ONE_THREAD
+        is_small = self._L.device.type == "cpu" and threads > 1 and len(self._W) <= _FOR_ONE_THREAD
         if is_small:
             torch.set_num_threads(1)
         try:
@@ -290,61 +311,40 @@ class Learner:
         return observed
 
     def _step(self, batch: Batch, sizes: StepSizes, tracks: bool, observe: bool = False) -> Observation | None:
-        """One update of W, q and L, all from the same weights."""
-        kernel, rule, W, q, L = self._kernel, self.rule, self._W, self._q, self._L
-        learns_q = not kernel.is_homogeneous
-        own = kernel.self_terms(W)
-        k, pullback = kernel.evaluate(batch.prepared, W, own)  # (batch, n)
-        y = self.responses.solve(k * q if learns_q else k, tracks, sizes.ridge_error)
+        """One update of W, q (or Q) and L, all from the same weights."""
+        kernel, W, gains, L = self._kernel, self._W, self._gains, self._L
+        rule: Any = self.rule  # each rule has statistics of its own
+        terms, own = rule.own_terms(kernel, W)
+        k, pullback = kernel.evaluate(batch.prepared, W, terms)  # (batch, p)
+        y = self.responses.solve(rule.drive(kernel, gains, k), tracks, sizes.ridge_error)
         if batch.limit is not None:
             y = y * (batch.limit / torch.linalg.vector_norm(y, dim=1, keepdim=True)).clamp_(max=1)
-        pulled = pullback(y)
-        drive = None
-        if learns_q:
-            drive = (y * k).sum(0) if pulled.correlation is None else pulled.correlation
-        seen = Correlations(pulled, drive, y, None, own, len(y))
-        if self._processes > 1:
-            seen = self._average(seen, tracks)
-        direction = towards_W(q, seen)  # (n, m)
-        observation = self._observe(k, y, direction, seen, tracks) if observe else None
-        rule.descend_W(W, q, direction, seen, sizes.W)
-        if learns_q:
-            rule.descend_q(q, seen, sizes.q)
+        others = self.collectives if self._processes > 1 else None
+        seen = rule.correlate(kernel, W, gains, own, Responses(k, y, pullback, tracks), others)
+        observation = self._observe(k, y, seen, tracks) if observe else None
+        rule.descend_W(W, gains, seen, sizes.W)
+        rule.descend_q(gains, seen, sizes.q)
         rule.ascend_L(L, seen, sizes.L)
+        rule.after(kernel, W, gains)
         if tracks:
             self.responses.follow(seen.y, sizes.L)
         return observation
 
-    def _average(self, seen: Correlations, tracks: bool) -> Correlations:
-        """The statistics of a batch averaged over all processes, in one reduction."""
-        pulled, y = seen.pullback, seen.y
-        if pulled.base is not None and pulled.base is not self._W:
-            pulled = PullbackParts(pulled.dense())  # the base depends on this process's batch
-        parts = [pulled.matrix, pulled.along, seen.drive, None if tracks else functional.correlation(y)]
-        given = [part for part in parts if part is not None]
-        flat = self.collectives.mean(torch.cat([part.flatten() for part in given]))
-        found = iter(torch.split(flat, [part.numel() for part in given]))
-        matrix, along, drive, C = (None if part is None else next(found).view_as(part) for part in parts)
-        assert matrix is not None
-        pulled = pulled._replace(matrix=matrix, along=along)
-        return seen._replace(pullback=pulled, drive=drive, y=self.collectives.gather(y) if tracks else y, C=C)
-
-    def _observe(self, k: Tensor, y: Tensor, direction: Tensor, seen: Correlations, tracks: bool) -> Observation:
-        q, L, ridge = self._q, self._L, self.network.ridge
-        own_C = functional.correlation(y)
-        C = seen.C if seen.C is not None else own_C if seen.y is y else functional.correlation(seen.y)
-        value = torch.ones_like(q) if seen.own.value is None else seen.own.value
-        gradient_W = direction * q[:, None] * seen.per_sample
-        gradient_q = torch.zeros_like(q) if seen.drive is None else q * value - seen.drive / seen.batch
+    def _observe(self, k: Tensor, y: Tensor, seen: Any, tracks: bool) -> Observation:
+        gains = self._gains
         return Observation(
-            k,
-            y,
-            functional.energy_terms(k, y, value, q, L, ridge, C=own_C),
-            (gradient_W.norm(), gradient_q.norm(), functional.gradient_L(C, L).norm()),
-            q.abs().min(),
-            self.responses.condition(tracks),
-        )
+            k, y, self.network.energy_terms(k, y), self.rule.gradient_norms(gains, self._L, seen),
+            (gains.abs() if gains.dim() == 1 else gains.norm(dim=0)).min(), self.responses.condition(tracks),
+        )  # fmt: skip
 
     def _state(self) -> list[Tensor]:
         P = self.responses.P
-        return [self._W, self._q, self._L, self.responses.failed, *([] if P is None else [P])]
+        return [self._W, self._gains, self._L, self.responses.failed, *([] if P is None else [P])]
+
+
+def _make_rule(network: KSMNetwork, schedule: Schedule) -> PaperRule | NaturalRule | TightRule:
+    if not isinstance(network, TightNetwork):
+        return NaturalRule() if schedule.is_natural else PaperRule()
+    if not schedule.is_natural:
+        raise ValueError("The tight bound learns by the adaptive schedule: leave out `phases`, or choose bound=paper.")
+    return TightRule()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.network import KSMNetwork
+from ksm_lightning.network import KSMNetwork, TightNetwork
 
 # A landmark moves if the new position explains this many times more than the old one, plus this fraction of a neuron's
 # fair share of the whole. Both keep landmarks of equal worth from swapping positions forever.
@@ -215,7 +215,8 @@ class _Exchange:
 def relocate(network: KSMNetwork, x: Tensor, most: int | None = None, *, advantage: float = _ADVANTAGE) -> int:
     """Move landmarks that explain nothing to where the residual is largest; returns how many moved.
 
-    A moved neuron gets the mean gain of all neurons, no lateral connections and the median self-inhibition.
+    A moved neuron gets the mean gain of all neurons, no lateral connections and the median self-inhibition. In a tight
+    network only W changes: Q and L have to be set by :func:`~ksm_lightning.learning.exact.balance` afterwards.
 
     Args:
         network: The network, changed in place.
@@ -223,11 +224,14 @@ def relocate(network: KSMNetwork, x: Tensor, most: int | None = None, *, advanta
         most: Largest number of landmarks to move. Default: a quarter of them.
         advantage: How many times more a landmark must explain at the new position.
     """
-    kernel, n = network.kernel, network.num_neurons
+    kernel, n = network.kernel, network.num_landmarks
     most = max(1, n // 4) if most is None else most
     moves = dict(find_moves(kernel, x, network.W, most, advantage=advantage))  # the last move of each neuron
     if not moves:
         return 0
+    if isinstance(network, TightNetwork):
+        _move(network, x, moves)
+        return len(moves)
     gain = (network.q.square() * kernel.diag(network.W)).double().mean()
     inhibition = network.L.diagonal().median()
     neurons = torch.tensor(list(moves), device=x.device)
@@ -244,3 +248,14 @@ def relocate(network: KSMNetwork, x: Tensor, most: int | None = None, *, advanta
     network.L[:, neurons] = 0
     network.L[neurons, neurons] = inhibition
     return len(moves)
+
+
+def _move(network: TightNetwork, x: Tensor, moves: dict[int, int]) -> None:
+    """Move landmarks to points; where lengths act as gains, they get the mean length of all landmarks."""
+    kernel, W = network.kernel, network.W
+    landmarks = torch.tensor(list(moves), device=x.device)
+    positions = x[torch.tensor(list(moves.values()), device=x.device)].to(W)
+    if kernel.is_homogeneous and kernel.degree is not None:
+        ratio = kernel.diag(W).double().mean() / kernel.diag(positions).double().clamp(min=torch.finfo(W.dtype).tiny)
+        positions = positions * (ratio.clamp(min=torch.finfo(W.dtype).tiny) ** (0.5 / kernel.degree)).to(W)[:, None]
+    W[landmarks] = positions

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
+from ksm_lightning.network import Bound
+
 # Number of updates that L needs to follow a change of the kernel; responses can be a thousand times too large before.
 _SETTLING = 50
 
@@ -178,8 +180,9 @@ class AdaptiveSchedule(Schedule):
     oscillate, responses grow, and landmarks leave the data. W and q use a third of L's step, which keeps L close to its
     maximum while they move. Steps are constant for the first 30 % of the run and then decrease linearly to 2 %.
 
-    Before some updates of the first half (2, 5, 10, 20, 30, 40 and 50 % of the run) landmarks that explain nothing are
-    moved to where the residual is largest (:mod:`ksm_lightning.learning.relocation`).
+    Before some updates (2, 5, 10, 20, 30, ... and 90 % of the run) landmarks that explain nothing are moved to where
+    the residual is largest (:mod:`ksm_lightning.learning.relocation`). Before that, the error of all landmarks on a
+    fixed sample is measured, and the run ends with the best ones (:mod:`ksm_lightning.learning.best`).
 
     Proven: minimised over y, the energy is concave in L and has a closed-form maximum
     (:mod:`ksm_lightning.learning.exact`), so L has no local maxima and a run can end exactly. Natural steps vanish
@@ -205,7 +208,7 @@ class AdaptiveSchedule(Schedule):
     is_natural = True
     _LARGEST, _STEP_L, _MARGIN = 0.1, 0.25, 1 / 3  # L's step: min(0.1, 0.25 batch / (n + batch / 3))
     _RATIO, _HOLD, _FINAL = 1 / 3, 0.3, 0.02  # W's and q's part of it; constant for 30 % of the run; at the end 2 %
-    _RELOCATIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+    _RELOCATIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
     def __init__(self, updates: int = 5000) -> None:
         if updates < 1:
@@ -228,6 +231,36 @@ class AdaptiveSchedule(Schedule):
 
     def constant_until(self, update: int) -> float:
         return max(update + 1, math.floor(self._HOLD * self.updates))
+
+
+class TightSchedule(AdaptiveSchedule):
+    """The adaptive schedule of the tight bound, see :class:`~ksm_lightning.learning.tight_rule.TightRule`.
+
+    Q and L make natural steps of ``min(0.3, 0.25 batch / (n + batch / 3))``. W's step is 0.25 in units of the kernel.
+    It is normalised, so it does not shrink near a solution: the decay of the schedule makes it converge. Steps are
+    constant for the first 30 % of the run and then decrease linearly, W's to 2 % and the others to 5 %. Idle landmarks
+    are searched for up to five times, at least 20 updates apart.
+
+    Args:
+        updates: Number of updates of the run. Default: 1000. With batches of 1,024 points, 100 to 400 are enough.
+
+    Raises:
+        ValueError: If ``updates`` is below 1.
+    """
+
+    _LARGEST, _STEP_W, _FINAL_Q = 0.3, 0.25, 0.05
+    _MOST_SEARCHES, _BETWEEN_SEARCHES = 5, 20  # searches for idle landmarks, and updates between two of them
+
+    def __init__(self, updates: int = 1000) -> None:
+        super().__init__(updates)
+        searches = min(self._MOST_SEARCHES, updates // self._BETWEEN_SEARCHES)
+        self._relocations = frozenset(round(updates * (index + 0.5) / searches) for index in range(searches))
+
+    def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
+        left = min(1.0, max(0.0, 1 - update / self.updates) / (1 - self._HOLD))
+        largest = min(self._LARGEST, self._STEP_L * batch / (num_neurons + self._MARGIN * batch))
+        step = largest * (self._FINAL_Q + (1 - self._FINAL_Q) * left)
+        return Rates(self._STEP_W * (self._FINAL + (1 - self._FINAL) * left), step, step)
 
 
 class StreamSchedule(AdaptiveSchedule):
@@ -254,6 +287,26 @@ class StreamSchedule(AdaptiveSchedule):
         return update + 1
 
 
+class TightStreamSchedule(TightSchedule):
+    """Steps of the tight bound for a stream: as in :class:`StreamSchedule`, by the samples seen so far."""
+
+    _HOLD_SAMPLES, _POWER = 8, 0.75
+
+    def __init__(self) -> None:
+        super().__init__(updates=sys.maxsize)
+
+    def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
+        rates = super().rates(0, num_neurons, batch)
+        age = 1 + update / (self._HOLD_SAMPLES * max(num_neurons, batch))
+        return Rates(rates.W * age**-self._POWER, rates.q / age, rates.L / age)
+
+    def relocates_before(self, update: int) -> bool:
+        return False  # the stream decides when landmarks move
+
+    def constant_until(self, update: int) -> float:
+        return update + 1
+
+
 _WARM_UP = Phase(1_000, 0.01, 0.0, 0.1, kernel_params={"alpha": 1})
 NAMED_PHASES: dict[str, tuple[Phase, ...]] = {
     "paper_half_moons": (Phase(10_000, 0.01, 0.01, 0.1), Phase(10_000, 0.001, 0.001, 0.01)),
@@ -264,15 +317,18 @@ NAMED_PHASES: dict[str, tuple[Phase, ...]] = {
 
 
 def make_schedule(
-    phases: Sequence[Phase | Mapping[str, Any]] | str | None, updates: int | None
+    phases: Sequence[Phase | Mapping[str, Any]] | str | None, updates: int | None, bound: Bound = "paper"
 ) -> PhaseSchedule | AdaptiveSchedule:
-    """The schedule that the options ``phases`` and ``updates`` describe. With neither, the adaptive default.
+    """The schedule that the options ``phases``, ``updates`` and ``bound`` describe. Default: the bound's adaptive one.
 
     Raises:
-        ValueError: If both are given, or the name is unknown.
+        ValueError: If both ``phases`` and ``updates`` are given, the name is unknown, or the tight bound has phases.
     """
     if phases is None:
-        return AdaptiveSchedule() if updates is None else AdaptiveSchedule(updates)
+        adaptive = TightSchedule if bound == "tight" else AdaptiveSchedule
+        return adaptive() if updates is None else adaptive(updates)
+    if bound == "tight":
+        raise ValueError("`phases` are rates of the paper's rules: leave them out with bound=tight.")
     if updates is not None:
         raise ValueError("`updates` is the length of the adaptive schedule and `phases` have their own: give only one.")
     if isinstance(phases, str):

@@ -11,13 +11,15 @@ from torch import Tensor
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.learning.exact import balance
 from ksm_lightning.learning.learner import Learner
-from ksm_lightning.learning.schedule import StreamSchedule
+from ksm_lightning.learning.schedule import StreamSchedule, TightStreamSchedule
 from ksm_lightning.learning.training import train_on_few
 from ksm_lightning.learning.units import check_range, sample_size
-from ksm_lightning.network import KSMNetwork
+from ksm_lightning.network import Bound, KSMNetwork
 
 # Number of updates on the remembered samples when the network is restarted.
-_REHEARSAL = 200
+_REHEARSAL, _TIGHT_REHEARSAL = 200, 30
+# Fewest samples of an update with the tight bound.
+_COLLECTED = 256
 # Landmarks, scale and L are revised whenever the stream has grown by this factor. This is often enough to learn classes
 # that appear late, and to keep those that have disappeared.
 _GROWTH = 1.2
@@ -65,29 +67,49 @@ class Stream:
     the exact L for the remembered samples. Learning cannot continue with that L: it amplifies its smallest directions,
     so a step of q that rotates them would change the responses strongly.
 
+    With the tight bound, W needs many samples for a step. Samples are then collected, and an update is made of
+    ``max(256, p)`` of them; features are always those of the current W with the exact Q and L for the remembered ones.
+
     Args:
         kernel: The similarity.
         num_neurons: Number of neurons n.
+        bound: ``paper`` or ``tight``.
+        num_landmarks: Number of landmarks p. Default: n.
         batch_size: Largest number of samples per update.
         seed: Seed of the starts and of the reservoir.
     """
 
-    def __init__(self, kernel: Kernel, num_neurons: int, *, batch_size: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        num_neurons: int,
+        *,
+        bound: Bound = "paper",
+        num_landmarks: int | None = None,
+        batch_size: int = 64,
+        seed: int = 0,
+    ) -> None:
         self.kernel = kernel
         self.num_neurons = num_neurons
+        self.bound = bound
+        self.num_landmarks = num_landmarks or num_neurons
         self.batch_size = batch_size
         self.seed = seed
         self.seen = self.updates = 0
         """Number of samples seen, and of updates, one per batch of the stream."""
-        self.reservoir = Reservoir(sample_size(num_neurons), seed)
+        self.reservoir = Reservoir(sample_size(self.num_landmarks), seed)
+        self._collected: list[Tensor] = []
         self._restarts_until = self.reservoir.capacity  # samples
         self._learner: Learner | None = None
 
     @classmethod
     def after(cls, network: KSMNetwork, x: Tensor, updates: int, *, batch_size: int = 64, seed: int = 0) -> "Stream":
         """A stream that continues from a network trained on samples ``x`` (samples, m)."""
-        stream = cls(network.kernel, network.num_neurons, batch_size=batch_size, seed=seed)
-        stream._restarts_until = _FEW * network.num_neurons
+        stream = cls(
+            network.kernel, network.num_neurons, bound=network.bound, num_landmarks=network.num_landmarks,
+            batch_size=batch_size, seed=seed,
+        )  # fmt: skip
+        stream._restarts_until = _FEW * network.num_landmarks
         stream.seen, stream.updates = len(x), updates
         stream.reservoir.add(x)
         stream._continue_with(copy.deepcopy(network))
@@ -118,14 +140,22 @@ class Stream:
                 continue
             if _stage(before) < _stage(self.seen):
                 self._revise(self._learner)
-            self._learner.learn(batch[None], self.seen)
-            self.updates += 1
+            self._collected.append(batch.clone())  # a view would keep the whole call's samples in memory
+            if self.bound == "paper" or sum(map(len, self._collected)) >= max(_COLLECTED, self.num_landmarks):
+                self._learner.learn(torch.cat(self._collected)[None], self.seen)
+                self._collected = []
+                self.updates += 1
 
     def _restart(self, like: Tensor) -> None:
-        rows, seed = self.reservoir.rows.to(like), self.seed + self.seen
+        rows, seed, batch_size = self.reservoir.rows.to(like), self.seed + self.seen, self.batch_size
+        updates = _REHEARSAL if self.bound == "paper" else _TIGHT_REHEARSAL
+        self._collected = []
         self._continue_with(
-            train_on_few(self.kernel, rows, self.num_neurons, _REHEARSAL, batch_size=self.batch_size, seed=seed)
-        )
+            train_on_few(
+                self.kernel, rows, self.num_neurons, updates, bound=self.bound, num_landmarks=self.num_landmarks,
+                batch_size=batch_size if self.bound == "paper" else len(rows), seed=seed,
+            )
+        )  # fmt: skip
 
     def _revise(self, learner: Learner) -> None:
         known = torch.unique(self.reservoir.rows, dim=0).to(learner.network.W)
@@ -133,13 +163,17 @@ class Stream:
         self._rebalance(learner)
 
     def _continue_with(self, network: KSMNetwork) -> None:
-        self._learner = Learner(network, StreamSchedule(), stage="learning")
+        self._learner = self._make_learner(network)
         self._rebalance(self._learner)
+
+    def _make_learner(self, network: KSMNetwork) -> Learner:
+        schedule = StreamSchedule() if self.bound == "paper" else TightStreamSchedule()
+        return Learner(network, schedule, stage="learning")
 
     def _rebalance(self, learner: Learner) -> None:
         """Recompute scale and L for the remembered samples, with shrinkage for directions that they do not show."""
-        n, rows = self.num_neurons, self.reservoir.rows
-        learner.balance(rows, n / (n + len(rows)))
+        p, rows = self.num_landmarks, self.reservoir.rows
+        learner.balance(rows, p / (p + len(rows)))
 
     def __getstate__(self) -> dict[str, Any]:
         # The rest of a learner is working memory.
@@ -151,7 +185,7 @@ class Stream:
         self.__dict__.update(state, _learner=None)
         if saved is not None:
             network, learned = saved
-            self._learner = Learner(network, StreamSchedule(), stage="learning")
+            self._learner = self._make_learner(network)
             self._learner.load_state_dict(learned)
 
 

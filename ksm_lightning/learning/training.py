@@ -7,12 +7,16 @@ from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.learning.learner import Learner
-from ksm_lightning.learning.schedule import AdaptiveSchedule, Schedule
-from ksm_lightning.learning.units import candidate_count, sample_size
-from ksm_lightning.network import PAPER_RIDGE, DataInit, Initialiser, KSMNetwork
+from ksm_lightning.learning.schedule import Schedule, make_schedule
+from ksm_lightning.learning.units import candidate_count, points_to_draw
+from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
 
 # Number of batches in a block.
 _BLOCK = 50
+BATCH_SIZES: dict[Bound, int] = {"paper": 64, "tight": 1024}
+"""Default number of points per update: the tight bound needs large batches for W."""
+REFINEMENT = 10
+"""Number of Lloyd iterations of a start at data points with natural steps."""
 
 
 def train(
@@ -21,7 +25,9 @@ def train(
     num_neurons: int,
     schedule: Schedule,
     *,
-    batch_size: int = 64,
+    bound: Bound = "paper",
+    num_landmarks: int | None = None,
+    batch_size: int | None = None,
     ridge: float | None = None,
     init: Initialiser | None = None,
     consolidate_at_end: bool | None = None,
@@ -35,10 +41,12 @@ def train(
         x: The data (samples, m). The network has its device and dtype.
         num_neurons: Number of neurons n.
         schedule: The schedule. With natural steps it includes the start and moves idle landmarks.
-        batch_size: Points per batch, drawn independently for each update.
+        bound: ``paper``, or ``tight`` for a :class:`~ksm_lightning.network.TightNetwork`.
+        num_landmarks: Number of landmarks p. Default: n. Only the tight bound may have more.
+        batch_size: Points per batch, drawn independently for each update. Default: 64, or 1,024 with the tight bound.
         ridge: The paper's lambda. Default: 0.001, or :func:`~ksm_lightning.learning.units.natural_ridge` with natural
             steps.
-        init: Start of W. Default: at data points.
+        init: Start of W. Default: at data points, with natural steps at KMeans-like centres.
         consolidate_at_end: Whether to end with the exact L for all data. Default: only with natural steps.
         seed: Seed of the start, the batches and the samples.
         progress: Called with the number of updates since the last call.
@@ -52,18 +60,23 @@ def train(
         for _ in range(schedule.total_updates):
             if progress is not None:
                 progress(1)
-            yield x[torch.randint(len(x), (batch_size,), generator=generator).to(x.device)]
+            yield x[torch.randint(len(x), (batch,), generator=generator).to(x.device)]
 
-    candidates = sample(candidate_count(num_neurons))
-    init = DataInit(candidates.cpu()) if init is None else init
+    check_bound(bound)
+    count, batch = num_landmarks or num_neurons, batch_size or BATCH_SIZES[bound]
+    candidates = sample(candidate_count(count, schedule.is_natural, x.shape[1]))
+    init = DataInit(candidates.cpu(), REFINEMENT if schedule.is_natural else 0) if init is None else init
     first_ridge = PAPER_RIDGE if ridge is None else ridge
-    network = KSMNetwork(kernel, x.shape[1], num_neurons, first_ridge, init, generator=generator).to(x)
+    network = NETWORKS[bound](
+        kernel, x.shape[1], num_neurons, first_ridge, init, generator=generator, num_landmarks=num_landmarks
+    ).to(x)
     learner = Learner(network, schedule, chooses_ridge=ridge is None)
     if learner.stage == "unstarted":
         learner.start(candidates)
     made = 0
     for block in _in_blocks(batches()):
-        made += learner.learn(block, made, sample=lambda update, batch: sample(sample_size(num_neurons)))
+        made += learner.learn(block, made, sample=lambda update, batch: sample(points_to_draw(update, count)))
+    learner.keep_best()
     if schedule.is_natural if consolidate_at_end is None else consolidate_at_end:
         learner.finish(torch.split(x, 8192))
     return network
@@ -76,30 +89,39 @@ def train_on_few(
     num_neurons: int,
     updates: int,
     *,
-    batch_size: int = 64,
+    bound: Bound = "paper",
+    num_landmarks: int | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
     progress: Callable[[int], object] | None = None,
 ) -> KSMNetwork:
-    """Train with the adaptive schedule, also on fewer different samples than neurons.
+    """Train with the adaptive schedule, also on fewer different samples than neurons or landmarks.
 
     In that case as many neurons learn as there are different samples, and the others are silent. Landmarks that no
     sample determines would respond to new points by rounding errors. The arguments are those of :func:`train`.
     """
-    different = len(torch.unique(x[: 4 * num_neurons], dim=0))
-    if different < num_neurons <= len(x):
+    p = num_landmarks or num_neurons
+    different = len(torch.unique(x[: 4 * p], dim=0))
+    if different < p <= len(x):
         different = len(torch.unique(x, dim=0))
-    few = min(num_neurons, different)
-    trained = train(kernel, x, few, AdaptiveSchedule(updates), batch_size=batch_size, seed=seed, progress=progress)
-    if few == num_neurons:
+    few, few_landmarks = min(num_neurons, different), min(p, different)
+    trained = train(
+        kernel, x, few, make_schedule(None, updates, bound), bound=bound, num_landmarks=few_landmarks,
+        batch_size=batch_size, seed=seed, progress=progress,
+    )  # fmt: skip
+    if few_landmarks == p:
         return trained
-    network = KSMNetwork(
-        kernel, x.shape[1], num_neurons, trained.ridge, DataInit(x), generator=torch.Generator().manual_seed(seed)
-    ).to(trained.W)
+    network = NETWORKS[bound](
+        kernel, x.shape[1], num_neurons, trained.ridge, DataInit(x), generator=torch.Generator().manual_seed(seed),
+        num_landmarks=p,
+    ).to(trained.W)  # fmt: skip
     # A silent neuron has a landmark of length 0, or a gain of 0 where lengths do not matter.
-    network.W[few:] *= 0 if kernel.is_homogeneous else 1
-    network.q.copy_(torch.ones_like(network.q) if kernel.is_homogeneous else torch.zeros_like(network.q))
+    gains, has_lengths = network.gains, kernel.is_homogeneous
+    network.W[few_landmarks:] *= 0 if has_lengths else 1
+    gains.copy_(torch.ones_like(gains) if has_lengths and gains.dim() == 1 else torch.zeros_like(gains))
     network.L.copy_(trained.L.diagonal().median() * torch.eye(num_neurons).to(trained.L))
-    network.W[:few], network.q[:few], network.L[:few, :few] = trained.W, trained.q, trained.L
+    network.W[:few_landmarks], network.L[:few, :few] = trained.W, trained.L
+    gains[tuple(slice(size) for size in trained.gains.shape)] = trained.gains
     return network
 
 

@@ -5,15 +5,19 @@ import math
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels import Kernel
+from ksm_lightning.kernels import Kernel, random_subset
+from ksm_lightning.network import Bound
 
-# The ridge of the adaptive schedule as a fraction of one neuron's share of the similarity, <f(x, x)> / n.
-_RELATIVE_RIDGE = 0.005
+# The ridge of the adaptive schedule as a fraction of one neuron's share of the similarity, <f(x, x)> / n. The error of
+# the tight bound has no other floor than the ridge.
+_RELATIVE_RIDGE: dict[Bound, float] = {"paper": 0.005, "tight": 1e-4}
 
 
 @torch.no_grad()
-def natural_ridge(kernel: Kernel, x: Tensor, num_neurons: int) -> float:
-    """A ridge in the units of the similarity, ``0.005 <f(x, x)> / n``; small compared with a typical eigenvalue of L.
+def natural_ridge(kernel: Kernel, x: Tensor, num_neurons: int, bound: Bound = "paper") -> float:
+    """A ridge in the units of the similarity, ``0.005 <f(x, x)> / n``, or ``0.0001 <f(x, x)> / n`` for the tight bound.
+
+    It is small compared with a typical eigenvalue of L.
 
     Raises ValueError if the square of the similarity, the unit of the energy, is out of the dtype's range.
     """
@@ -24,7 +28,8 @@ def natural_ridge(kernel: Kernel, x: Tensor, num_neurons: int) -> float:
             f"The similarity f(x, x) is {mean:.1e} on average, and its square is out of the range of {x.dtype}: scale "
             "the data (scaling=global or feature; StandardScaler in scikit-learn), or use float64 (precision=64-true)."
         )
-    return _RELATIVE_RIDGE * mean / num_neurons if mean > 0 else _RELATIVE_RIDGE
+    relative = _RELATIVE_RIDGE[bound]
+    return relative * mean / num_neurons if mean > 0 else relative
 
 
 @torch.no_grad()
@@ -40,11 +45,45 @@ def check_range(kernel: Kernel, x: Tensor) -> None:
         )
 
 
-def sample_size(num_neurons: int) -> int:
+def points_to_draw(update: int, num_landmarks: int) -> int:
+    """Number of points of the sample of an update: update 0 stands for the fixed one that judges landmarks."""
+    return sample_size(num_landmarks) if update else judge_count(num_landmarks)
+
+
+def choose_points(points: Tensor, update: int, num_landmarks: int) -> Tensor:
+    """The sample of an update from the points (samples, m) of a batch; empty if they are too few to judge landmarks."""
+    if update == 0 and len(points) < _FEWEST_JUDGES:
+        return points[:0]
+    return points[random_subset(len(points), points_to_draw(update, num_landmarks)).to(points.device)]
+
+
+def sample_size(num_landmarks: int) -> int:
     """Number of points that the start and the search for idle landmarks use."""
-    return max(1000, 2 * num_neurons)
+    return max(1000, 2 * num_landmarks)
 
 
-def candidate_count(num_neurons: int) -> int:
-    """Number of points that the first landmarks are chosen from. More take time and change nothing."""
-    return max(2000, 10 * num_neurons)
+# Fewer points of a batch than this do not decide whether landmarks have become better.
+_FEWEST_JUDGES = 500
+_MOST_NUMBERS = 2**27  # in the points that landmarks are chosen from, 0.5 GB of float32
+
+
+def candidate_count(num_landmarks: int, is_refined: bool = False, in_features: int = 1) -> int:
+    """Number of points that the first landmarks are chosen from; more if these are refined by Lloyd iterations."""
+    fewest = max(2000, 10 * num_landmarks)
+    wanted = min(max(20_000, 40 * num_landmarks), _MOST_NUMBERS // in_features)
+    return max(fewest, wanted) if is_refined else fewest
+
+
+def tight_updates(num_landmarks: int) -> int:
+    """Number of updates with batches of 1,024 points after which features of the tight bound gain little more."""
+    return max(25, min(200, 25_600 // num_landmarks))
+
+
+def judge_count(num_landmarks: int) -> int:
+    """Number of points that decide whether landmarks have become better or worse. Fewer do not show rare points."""
+    return min(4096, max(3000, 2 * num_landmarks))
+
+
+def start_count(num_landmarks: int) -> int:
+    """Number of points that the first scale, gains and L are computed from."""
+    return max(4000, 8 * num_landmarks)

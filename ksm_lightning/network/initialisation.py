@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, full_precision
+from ksm_lightning.network.landmark_error import LandmarkError
 
 # Up to this many distances (landmarks times points), k-means++ draws one landmark at a time. Otherwise it draws rounds
 # of `_DRAWS`, which read the points fewer times.
@@ -17,6 +18,8 @@ _RESOLUTION = 1e-6
 _BLOCK = 2048
 # Lloyd's method ends when an iteration lowers the energy by less than this fraction.
 _PROGRESS = 1e-3
+# Number of candidates on which refined landmarks are compared with those they started from.
+_JUDGES = 1000
 
 
 class Initialiser(Protocol):
@@ -48,8 +51,8 @@ class DataInit:
 
     Args:
         points: Candidates (samples, m).
-        iterations: Largest number of iterations of :func:`lloyd` that then move W to the means of nearby candidates.
-            Default: 0, W stays at data points.
+        iterations: Largest number of iterations of :func:`lloyd` that then move W to the means of nearby candidates, if
+            that lowers the error on a sample of them. Default: 0, W stays at data points.
     """
 
     def __init__(self, points: Tensor, iterations: int = 0) -> None:
@@ -65,7 +68,11 @@ class DataInit:
                 f"got {tuple(self.points.shape)}."
             )
         W = self.points[kernel_kmeans_plus_plus(kernel, self.points, num_neurons, generator=generator)]
-        return lloyd(kernel, self.points, W, self.iterations) if self.iterations else W
+        if not self.iterations:
+            return W
+        refined = lloyd(kernel, self.points, W, self.iterations)
+        error = LandmarkError(kernel, self.points[:_JUDGES])
+        return refined if error(refined) < error(W) else W
 
 
 def kernel_kmeans_plus_plus(

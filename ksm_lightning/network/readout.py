@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, full_precision, inverse_root, random_subset, symmetric_tiles
-from ksm_lightning.network import functional
 from ksm_lightning.network.ksm_network import KSMNetwork
+from ksm_lightning.network.landmark_error import LandmarkError
 from ksm_lightning.network.preprocessing import Frozen
 
 Readout = Literal["neural", "nystroem", "least_squares"]
@@ -26,6 +26,8 @@ Encoder = Callable[[Tensor], Tensor]
 """Maps inputs (samples, m) to features (samples, k)."""
 
 _BLOCK = 8192
+# Points that decide between the least-squares and the Nystroem readout, for samples of ten times as many.
+_HELD_OUT = 500
 
 
 def check_readout(name: str) -> Readout:
@@ -68,13 +70,6 @@ def needs_sample(network: KSMNetwork, readout: str, num_features: int | None = N
     """
     count = feature_count(network, readout, num_features)
     return readout == "least_squares" or (readout == "nystroem" and count < len(network.W))
-
-
-@torch.no_grad()
-def neural_matrix(network: KSMNetwork) -> Tensor:
-    """``diag(q) (L + ridge I)^-1`` (n, n), in float64: the paper's representation."""
-    factor = functional.factorise(network.L.double(), network.ridge)
-    return network.q.double()[:, None] * torch.cholesky_inverse(factor)
 
 
 @torch.no_grad()
@@ -192,7 +187,7 @@ def readout_matrix(
     """
     count = feature_count(network, readout, num_features)
     if readout == "neural":
-        return neural_matrix(network)
+        return network.readout_matrix()
     kernel, W = network.kernel, network.W.detach()
     if not needs_sample(network, readout, count):
         return nystroem_matrix(kernel, W)
@@ -203,7 +198,29 @@ def readout_matrix(
     x = x[random_subset(len(x), READOUT_SAMPLE).to(x.device)]
     if readout == "nystroem":
         return compress(kernel, W, nystroem_matrix(kernel, W), x, count)
-    return least_squares_matrix(kernel, W, x, count)
+    return _checked_least_squares(kernel, W, x, count)
+
+
+@torch.no_grad()
+def _checked_least_squares(kernel: Kernel, W: Tensor, x: Tensor, count: int) -> Tensor:
+    """The least-squares matrix M (p, k), or Nystroem's if that has a smaller error on points held out from the fit.
+
+    A large sample may still miss rare points that landmarks lie on. Nothing determines the features near such a
+    landmark, and they can be any size, so the landmarks become part of the sample. A small sample is used as it is.
+    """
+    if len(x) < 10 * _HELD_OUT:
+        return least_squares_matrix(kernel, W, x, count)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1)).to(x.device)
+    fitted, judges = x[order[_HELD_OUT:]], x[order[:_HELD_OUT]].double()
+    landmarks = W.to(x)
+    if kernel.is_homogeneous and kernel.degree is not None:  # the length of a landmark is its gain, not that of a point
+        ratio = kernel.diag(fitted).mean() / kernel.diag(landmarks).clamp(min=torch.finfo(x.dtype).tiny)
+        landmarks = landmarks * ratio.clamp(max=1e12)[:, None] ** (0.5 / kernel.degree)
+    M = least_squares_matrix(kernel, W, torch.cat([fitted, landmarks]), count)
+    other = nystroem_matrix(kernel, W)
+    other = compress(kernel, W, other, fitted, count) if count < len(W) else other
+    k, error = kernel(judges, W.double()), LandmarkError(kernel, judges)
+    return M if error.of_features(k @ M) <= error.of_features(k @ other) else other
 
 
 class LandmarkFeatures(Frozen):

@@ -63,6 +63,7 @@ class Evidence:
     starts_at_data: bool = True  # whether landmarks were initialised at data points
     rate_factor: float = 1.0  # factor on all rates after rollbacks of the divergence guard
     sigma: float | None = None  # width of the kernel, if it has one
+    is_tight: bool = False  # whether the network has the tight bound
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
@@ -100,7 +101,8 @@ def _about_neurons(evidence: Evidence) -> Iterator[Finding]:
     n, silent, idle = evidence.num_neurons, evidence.health.silent, evidence.health.idle
     if silent:
         title = f"{silent} of {n} neurons {'is' if silent == 1 else 'are'} dead"
-        measured = f"Their mean squared response is below {SILENT:.0%} of the mean over neurons."
+        limit = "the ridge" if evidence.is_tight else f"{SILENT:.0%} of the mean over neurons"
+        measured = f"Their mean squared response is below {limit}."
     elif idle > _IDLE * n:
         title = f"{idle} of {n} landmarks are idle"
         measured = f"They would reduce the error more at another position. Up to {_IDLE:.0%} is normal."
@@ -122,7 +124,7 @@ def _about_lateral_weights(evidence: Evidence) -> Iterator[Finding]:
     health, ridge = evidence.health, evidence.ridge
     largest, smallest = health.largest + ridge, health.smallest + ridge
     condition = largest / smallest if smallest > 0 else math.inf
-    if condition * health.precision <= _ROUNDING:
+    if condition * health.precision <= _ROUNDING or evidence.is_tight:  # a tight network's L is diagonal
         return
     enough = health.largest * health.precision / (0.1 * _ROUNDING)
     yield Finding(
@@ -152,7 +154,8 @@ def _about_errors(evidence: Evidence) -> Iterator[Finding]:
             "The error of the network has reached the limit of its bound",
             f"NRMSE {errors.neural:.4f}; the Nystroem readout of the same landmarks has {errors.nystroem:.4f}.",
             "More neurons will not help, because the network minimises an upper bound of the error. Compute features "
-            "with the readout nystroem or least_squares, such as --features.readout=nystroem.",
+            "with the readout nystroem or least_squares, such as --features.readout=nystroem, or train with "
+            "--model.bound=tight, which gives up the sparse tuning.",
         )
 
 

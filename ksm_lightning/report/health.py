@@ -18,7 +18,7 @@ class Health(NamedTuple):
     """The state of a trained network on points."""
 
     is_finite: bool  # parameters and responses; if False, the other values have no meaning
-    silent: int = 0  # neurons whose mean squared response is below 1 % of the mean over neurons
+    silent: int = 0  # neurons whose mean squared response is below 1 % of the mean over neurons; tight: below the ridge
     idle: int = 0  # landmarks that would reduce the error more at another position; at most a quarter is counted
     smallest: float = 1.0  # smallest eigenvalue of L
     largest: float = 1.0  # largest eigenvalue of L
@@ -37,11 +37,13 @@ def examine(network: KSMNetwork, x: Tensor, y: Tensor) -> Health:
     if not all(bool(value.isfinite().all()) for value in (*network.parameters(), y)):
         return Health(is_finite=False)
     activity = y.double().square().mean(0)  # (n,)
+    # Responses of a tight network are principal components, whose activity falls by orders of magnitude.
+    smallest = SILENT * activity.mean() if network.bound == "paper" else network.ridge
     eigenvalues = torch.linalg.eigvalsh(network.L.double())
-    moves = find_moves(network.kernel, torch.unique(x, dim=0), network.W, max(1, network.num_neurons // 4))
+    moves = find_moves(network.kernel, torch.unique(x, dim=0), network.W, max(1, network.num_landmarks // 4))
     return Health(
         is_finite=True,
-        silent=int((activity <= SILENT * activity.mean()).sum()),
+        silent=int((activity <= smallest).sum()),
         idle=len({move.neuron for move in moves}),
         smallest=float(eigenvalues[0]),
         largest=float(eigenvalues[-1]),

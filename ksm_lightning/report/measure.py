@@ -19,7 +19,7 @@ from ksm_lightning.kernels import Kernel
 from ksm_lightning.kernels.pairs import random_subset
 from ksm_lightning.learning import sample_size
 from ksm_lightning.module import KernelSimilarityMatching
-from ksm_lightning.network.functional import align_signs, linearised_responses
+from ksm_lightning.network.functional import linearised_responses
 from ksm_lightning.network.readout import READOUTS, Encoder, make_encoder
 from ksm_lightning.report.diagnosis import Errors, Evidence, Finding, diagnose
 from ksm_lightning.report.health import Health, compare_points, examine
@@ -119,7 +119,7 @@ def measure(
     x = points.take(random_subset(len(points), max_points)).to(model.network.W)
     y = model(x)
     curves = run.scalars()
-    health = examine(model.network, x[: sample_size(model.network.num_neurons)], y)
+    health = examine(model.network, x[: sample_size(model.network.num_landmarks)], y)
     if num_features == model.network.num_neurons:
         num_features = None
     errors: dict[str, list[float]] = {}
@@ -165,9 +165,7 @@ def _spread(count: int, most: int) -> slice:
 
 
 def _linearised(model: KernelSimilarityMatching, x: Tensor) -> np.ndarray:
-    y = model.features(x)
-    if model.network.kernel.is_odd:
-        y = align_signs(model.network.W.detach(), y)[1]
+    _, y = model.network.align_signs(model.features(x))
     return linearised_responses(x, y).cpu().numpy()
 
 
@@ -256,4 +254,5 @@ def _evidence(
         starts_at_data=model.hparams["init"] == "data",
         rate_factor=model.learner.rate_factor,
         sigma=network.kernel.params().get("sigma"),
+        is_tight=network.bound == "tight",
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ksm_lightning.baselines.methods import METHODS, READOUT_METHODS
+from ksm_lightning.network import KSMNetwork
 from ksm_lightning.report.diagnosis import Finding
 from ksm_lightning.report.measure import Probes, Report
 
@@ -239,6 +240,7 @@ def main_values(report: Report) -> dict[str, str]:
     return {
         "kernel": str(report.model.kernel),
         "neurons n": f"{report.model.network.num_neurons:,}",
+        "bound": _bound(report.model.network),
         "ridge": f"{report.model.network.ridge:.4g}",
         "initial W": start,
         "schedule": f"adaptive, {schedule.total_updates:,} updates" if schedule.is_natural else phases,
@@ -247,6 +249,12 @@ def main_values(report: Report) -> dict[str, str]:
         "data": f"{report.data_name}({data})",
         "seed": str(config.get("seed_everything")),
     }
+
+
+def _bound(network: KSMNetwork) -> str:
+    if network.bound == "paper":
+        return "the paper's: one landmark per neuron"
+    return f"tight: {network.num_landmarks:,} landmarks; responses are determined up to a rotation only"
 
 
 def _phase(phase: dict[str, Any]) -> str:

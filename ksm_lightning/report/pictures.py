@@ -140,7 +140,7 @@ def _draw_plane(data: Mapping[str, np.ndarray], kernel: Kernel) -> list[Picture]
             "Landmarks should cover the data. A landmark far from the data never responds.",
         )
     ]
-    for neuron in figures.choose_neurons(data["W"], y, _TUNED_NEURONS):
+    for neuron in figures.choose_neurons(data["centres"], y, _TUNED_NEURONS):
         panel = partial(figures.tuning_panel, x=x, response=y[:, neuron], neuron=neuron, plane=plane)
         drawn.append(picture(figures.draw(panel), f"The data {where}, coloured by the response of neuron {neuron}."))
     return drawn

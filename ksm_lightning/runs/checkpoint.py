@@ -3,12 +3,15 @@
 A checkpoint is a Lightning checkpoint with tensors and plain values only:
 
 ==================== ==================================================================================================
-``state_dict``       ``network.W`` (n, m), ``network.q`` (n,) and ``network.L`` (n, n)
+``state_dict``       ``network.W`` (p, m), ``network.q`` (n,) or, for the tight bound, ``network.Q`` (n, p), and
+                     ``network.L`` (n, n)
 ``hyper_parameters`` one value for each of ``HyperParameters.names()``
 ``global_step``      updates done; the schedule and the batches are functions of it
-``ksm_lightning``    ``format``, the number :data:`FORMAT`; ``learner``, the ``rate_factor`` and the tracked ``inverse``
-                     (its ``inverse``, ``ridge``, ``drift`` and ``age``; empty if none is tracked); ``preprocessing``,
-                     the ``mean``, ``scale``, ``image_shape`` and ``crop`` of the training data, or None
+``ksm_lightning``    ``format``, the number :data:`FORMAT`; ``learner``, the ``rate_factor``, the tracked ``inverse``
+                     (its ``inverse``, ``ridge``, ``drift`` and ``age``; empty if none is tracked), the averages of
+                     the tight ``rule`` (``mean``, ``square`` and ``steps``, or empty) and the ``best`` weights so far
+                     (``W``, ``q`` and ``L``, or empty); ``preprocessing``, the ``mean``, ``scale``, ``image_shape``
+                     and ``crop`` of the training data, or None
 other keys           Lightning's own: loops, callbacks, optimizer groups, and under the name of the datamodule's class
                      its state, the seed of the batches
 ==================== ==================================================================================================
@@ -26,7 +29,7 @@ from ksm_lightning.learning.hyperparameters import HyperParameters
 from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.network.preprocessing import Preprocessing
 
-FORMAT = 3
+FORMAT = 4
 """Number of the format; it changes whenever older files would be misread."""
 
 
@@ -74,19 +77,23 @@ def check_content(content: Any, path: str) -> None:
     update = content.get("global_step")
     if not isinstance(update, int) or update < 0:
         raise ValueError(f"{path} does not contain its number of updates.")
-    n, m = hparams.num_neurons, hparams.in_features
-    _check_learner(about.get("learner"), (n, n), path)
+    n, p, m = hparams.num_neurons, hparams.num_landmarks, hparams.in_features
+    gains: dict[str, tuple[Any, ...]] = {"q": (n,)} if hparams.bound == "paper" else {"Q": (n, p)}
+    shapes = {"W": (p, m), **gains, "L": (n, n)}
+    _check_learner(about.get("learner"), list(shapes.values()), path)
     preprocessing = preprocessing_of(content, path)
     if preprocessing is not None and preprocessing.in_features != m:
         raise ValueError(
             f"The checkpoint {path} contradicts itself: its preprocessing has {preprocessing.in_features} features, "
             f"and the network has {m}."
         )
-    for name, shape in {"network.W": (n, m), "network.q": (n,), "network.L": (n, n)}.items():
-        value = content["state_dict"].get(name)
+    for name, shape in shapes.items():
+        value = content["state_dict"].get(f"network.{name}")
         found = tuple(value.shape) if isinstance(value, torch.Tensor) else None
         if found != shape:
-            raise ValueError(f"The checkpoint {path} contradicts itself: {name} should be {shape} and is {found}.")
+            raise ValueError(
+                f"The checkpoint {path} contradicts itself: network.{name} should be {shape} and is {found}."
+            )
 
 
 def preprocessing_of(content: dict[str, Any], path: str = "The checkpoint") -> Preprocessing | None:
@@ -129,16 +136,24 @@ def _hyper_parameters(content: dict[str, Any], path: str) -> HyperParameters:
     return hparams
 
 
-def _check_learner(state: Any, shape: tuple[int, int], path: str) -> None:
-    """Check the state of a :class:`~ksm_lightning.learning.Learner`; without a tracked inverse its part is empty."""
+def _check_learner(state: Any, shapes: list[tuple[Any, ...]], path: str) -> None:
+    """Check the state of a :class:`~ksm_lightning.learning.Learner` whose W, gains and L have these shapes."""
     learner = state if isinstance(state, dict) else {}
-    factor, inverse = learner.get("rate_factor"), learner.get("inverse")
+    factor = learner.get("rate_factor")
     if not isinstance(factor, float) or not 0 < factor <= 1:
         raise ValueError(f"{path} contradicts itself: its rate_factor is {factor}.")
-    if inverse == {}:
-        return
-    inverse = inverse if isinstance(inverse, dict) else {}
-    values, tensor = [inverse.get(name) for name in ("ridge", "drift", "age")], inverse.get("inverse")
-    is_complete = all(isinstance(value, int | float) and math.isfinite(value) for value in values)
-    if not is_complete or not isinstance(tensor, torch.Tensor) or tensor.shape != shape:
-        raise ValueError(f"The checkpoint {path} contradicts itself: its tracked inverse does not fit the network.")
+    W, gains, L = shapes
+    parts: dict[str, tuple[str, dict[str, tuple[Any, ...]], tuple[str, ...]]] = {
+        "inverse": ("tracked inverse", {"inverse": L}, ("ridge", "drift", "age")),
+        "rule": ("state of the rule", {"mean": W, "square": W[:1]}, ("steps",)),
+        "best": ("copy of the best weights", {"W": W, "q": gains, "L": L}, ()),
+    }
+    for part, (meaning, tensors, numbers) in parts.items():
+        found = learner.get(part)
+        if found == {}:
+            continue
+        found = found if isinstance(found, dict) else {}
+        values = [found.get(name) for name in numbers]
+        fits = all(getattr(found.get(name), "shape", None) == shape for name, shape in tensors.items())
+        if not fits or not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+            raise ValueError(f"The checkpoint {path} contradicts itself: its {meaning} does not fit the network.")

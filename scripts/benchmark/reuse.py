@@ -110,7 +110,7 @@ def half_moons() -> list[str]:
             for seed in range(5):
                 started = time.perf_counter()
                 features = KSMTransformer(
-                    n_components=16, kernel_params={"sigma": sigma}, readout=readout, random_state=seed
+                    n_components=16, kernel_params={"sigma": sigma}, bound="paper", readout=readout, random_state=seed
                 )
                 scores.append(make_pipeline(features, LogisticRegression()).fit(x, labels).score(fresh, truth))
                 seconds.append(time.perf_counter() - started)
@@ -139,7 +139,9 @@ def digits() -> list[str]:
                 features = (
                     Nystroem(gamma=0.5 / sigma**2, n_components=n, random_state=seed)
                     if name == "Nystroem"
-                    else KSMTransformer(n, kernel_params={"sigma": sigma}, readout=name, random_state=seed)
+                    else KSMTransformer(
+                        n, kernel_params={"sigma": sigma}, bound="paper", readout=name, random_state=seed
+                    )
                 )
                 pipeline = make_pipeline(features, LogisticRegression(max_iter=2000))
                 accuracies.append(cross_val_score(pipeline, x, labels, cv=folds).mean())
@@ -160,7 +162,7 @@ def stream() -> list[str]:
     order = np.random.RandomState(0).randint(len(x), size=16_000)
     rows = []
     for n in (16, 64):
-        transformer = KSMTransformer(n, kernel_params={"sigma": 0.3}, random_state=0)
+        transformer = KSMTransformer(n, kernel_params={"sigma": 0.3}, bound="paper", readout="neural", random_state=0)
         started, seen = time.perf_counter(), 0
         for target in (100, 1000, 4000, 16_000):
             for index in order[seen:target]:

@@ -34,6 +34,7 @@ SECTIONS = {
     "mnist_spectra": "MNIST: spectra (Fig. 10)",
     "exact_solution": "The exact solution of the bound",
     "mnist_readouts": "Other readouts",
+    "tight_bound": "Beyond the paper: the tight bound and compressed features",
 }
 VERDICTS = {True: "holds", None: "holds in part", False: "**does not hold**"}
 PLURALS = {True: "hold", None: "hold in part", False: "do not hold"}
@@ -53,12 +54,12 @@ def main() -> None:
         done = run(scripts, workspace)
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"reproduce: error: {' '.join(str(error).split())}")
-    if len(done) == len(SECTIONS):
-        path = workspace.folder / "REPORT.md" if workspace.is_quick else Path(__file__).parent / "REPORT.md"
-        write_text(path, report(done, workspace))
+    path = workspace.folder / "REPORT.md" if workspace.is_quick else Path(__file__).parent / "REPORT.md"
+    if len(done) == len(SECTIONS) or path.exists():
+        write_text(path, report(done, workspace, {} if len(done) == len(SECTIONS) else sections_of(path.read_text())))
         print(f"Report: {path}")
     else:
-        print("No report was written, because it needs all figures.")
+        print("No report was written: there is none yet, and a first one needs all figures.")
 
 
 def run(scripts: list[Script], workspace: Workspace) -> dict[str, tuple[Script, Arrays]]:
@@ -80,10 +81,30 @@ def run(scripts: list[Script], workspace: Workspace) -> dict[str, tuple[Script, 
     return done
 
 
-def report(done: dict[str, tuple[Script, Arrays]], workspace: Workspace) -> str:
-    """The report as Markdown."""
-    claims = {name: script.claims(arrays) for name, (script, arrays) in done.items()}
-    counts = Counter(claim.holds for found in claims.values() for claim in found)
+def sections_of(text: str) -> dict[str, str]:
+    """The sections of an earlier report by title."""
+    parts = text.split("\n## ")[1:]
+    return {part.partition("\n")[0]: f"## {part.rstrip()}\n" for part in parts}
+
+
+def section(title: str, name: str, claims: list[Claim], workspace: Workspace) -> str:
+    """One section of the report."""
+    pictures = sorted(path.name for path in workspace.pictures.glob(f"{name}*.png"))
+    lines = [f"## {title}", "", *(f"![{title}](figures/{picture})" for picture in pictures), ""]
+    lines += ["| the paper says | measured here | verdict | remark |", "| --- | --- | --- | --- |"]
+    return "\n".join([*lines, *map(_row, claims), ""])
+
+
+def report(done: dict[str, tuple[Script, Arrays]], workspace: Workspace, earlier: dict[str, str]) -> str:
+    """The report as Markdown. Sections that were not run are taken from an earlier report."""
+    sections = dict(earlier)
+    for name, title in SECTIONS.items():
+        if name in done:
+            script, arrays = done[name]
+            sections[title] = section(title, name, script.claims(arrays), workspace)
+    sections = {title: sections[title] for title in SECTIONS.values() if title in sections}
+    text = "\n".join(sections.values())
+    counts = Counter({holds: text.count(f"| {verdict} |") for holds, verdict in VERDICTS.items()})
     verdicts = ", ".join(f"{counts[holds]} {verb}" for holds, verb in PLURALS.items() if counts[holds])
     lines = [
         "# The paper's statements, measured",
@@ -102,12 +123,7 @@ def report(done: dict[str, tuple[Script, Arrays]], workspace: Workspace) -> str:
         f"{sum(counts.values())} statements: {verdicts}.",
         "",
     ]
-    for name, title in SECTIONS.items():
-        pictures = sorted(path.name for path in workspace.pictures.glob(f"{name}*.png"))
-        lines += [f"## {title}", "", *(f"![{title}](figures/{picture})" for picture in pictures), ""]
-        lines += ["| the paper says | measured here | verdict | remark |", "| --- | --- | --- | --- |"]
-        lines += [_row(claim) for claim in claims[name]] + [""]
-    return "\n".join(lines)
+    return "\n".join([*lines, text])
 
 
 def _row(claim: Claim) -> str:

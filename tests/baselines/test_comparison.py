@@ -65,6 +65,11 @@ def features(name: str, n: int, seed: int) -> torch.Tensor:
     """The features, computed without the registry."""
     if name.startswith("nystroem"):
         return Nystroem(KERNEL, n, landmarks=name.removeprefix("nystroem_"), seed=seed).fit_transform(X)
+    if name == "ksm_tight":
+        return baselines.SimilarityMatching(KERNEL, n, bound="tight", seed=seed).fit_transform(X)
+    if name == "ksm_compressed":
+        options = {"bound": "tight", "num_landmarks": 2 * n, "readout": "least_squares"}
+        return baselines.SimilarityMatching(KERNEL, n, seed=seed, **options).fit_transform(X)
     if name.startswith("ksm"):
         readout = name.removeprefix("ksm").removeprefix("_") or "neural"
         return baselines.SimilarityMatching(KERNEL, n, readout=readout, updates=50, seed=seed).fit_transform(X)
@@ -83,14 +88,14 @@ def test_every_row_is_the_error_of_that_method(monkeypatch):
     rows = make(methods=list(METHODS), fourier_features=3).run()
     elapsed = time.perf_counter() - started
     found = read_rows(Path("out/errors.csv"))
-    assert len(found) == 2 * (1 + 2 * 11)
+    assert len(found) == 2 * (1 + 2 * 13)
     assert set(jobs(found)) == set(jobs(rows)) == expected_jobs(METHODS)
     F = references.gram("gaussian", {"sigma": 0.5}, X, X)
     for row in found:
         assert row.nrmse == pytest.approx(references.nrmse(F, features(*row[:3])), rel=1e-5), row
         assert 0 < row.seconds <= elapsed
     # One pass over the kernel matrix per size, with the representations of all methods and seeds.
-    assert [len(args) - 2 for args in passes] == [23, 23]
+    assert [len(args) - 2 for args in passes] == [27, 27]
     assert names("out") == FILES
 
 

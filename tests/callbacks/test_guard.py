@@ -19,6 +19,8 @@ from helpers.runs import model, moons
 from ksm_lightning.callbacks import DivergenceGuard, UpdateCheckpoint
 from ksm_lightning.cli import main
 from ksm_lightning.data import ArrayDataModule, HalfMoonsDataModule
+from ksm_lightning.evaluation.kernel_error import kernel_nrmse
+from ksm_lightning.learning import Learner
 from ksm_lightning.learning.schedule import Phase
 from ksm_lightning.network import functional
 from ksm_lightning.network.preprocessing import Preprocessing
@@ -154,6 +156,42 @@ def test_a_bad_batch_of_a_plain_dataloader_is_named_with_the_adaptive_schedule()
     assert not module.run_state.is_guarded
 
 
+def spoil_update(monkeypatch, number, only_at_full_rates=False):
+    """Make W non-finite before the update with this number, counted from 0."""
+    update = Learner._update
+
+    def spoiled(learner, at, *args):
+        if at == number and not (only_at_full_rates and learner.rate_factor < 1):
+            learner.network.W.fill_(torch.nan)
+        return update(learner, at, *args)
+
+    monkeypatch.setattr(Learner, "_update", spoiled)
+
+
+@pytest.mark.parametrize("bound", ["paper", "tight"])
+def test_weights_that_become_non_finite_stop_an_adaptive_run(monkeypatch, bound):
+    spoil_update(monkeypatch, 25)
+    module = model(bound=bound, phases=None, updates=60)
+    with pytest.raises(
+        FloatingPointError, match=r"diverged at update 26: the similarities f\(x, W\) became non-finite"
+    ):
+        trainer(DivergenceGuard(), enable_checkpointing=False).fit(module, datamodule=moons(updates_per_epoch=10))
+    assert all(value.isfinite().all() for value in module.state_dict().values())
+
+
+@pytest.mark.parametrize("bound", ["paper", "tight"])
+def test_an_adaptive_run_rolls_back_and_ends_well(monkeypatch, bound):
+    spoil_update(monkeypatch, 25, only_at_full_rates=True)
+    module, guard = model(bound=bound, phases=None, updates=60), DivergenceGuard("rollback")
+    with pytest.warns(UserWarning, match=r"diverged at update 26: .* with all rates multiplied by 0\.5"):
+        trainer(guard, enable_checkpointing=False).fit(module, datamodule=moons(updates_per_epoch=10))
+    assert (guard.rollbacks, module.learner.rate_factor, module.global_step) == (1, 0.5, 60)
+    assert all(value.isfinite().all() for value in module.state_dict().values())
+    assert module.learner.not_finite() == []
+    x = moons().train_points.data
+    assert kernel_nrmse(module.network.kernel, x, module(x)) < 0.6
+
+
 def test_a_guard_can_be_used_in_a_second_run():
     guard = DivergenceGuard()
     trainer(guard).fit(model(), datamodule=moons())
@@ -207,8 +245,9 @@ def test_without_a_guard_the_module_checks_every_block():
         trainer().fit(model(phases=WILD), datamodule=moons())
 
 
-def test_a_run_with_a_guard_is_bitwise_equal_to_one_without():
-    modules = [model(phases=None, updates=80), model(phases=None, updates=80)]
+@pytest.mark.parametrize("bound", ["paper", "tight"])
+def test_a_run_with_a_guard_is_bitwise_equal_to_one_without(bound):
+    modules = [model(bound=bound, phases=None, updates=80) for _ in range(2)]
     for module, callbacks in zip(modules, [[], [DivergenceGuard()]], strict=True):
         trainer(*callbacks).fit(module, datamodule=moons())
     for name, value in modules[0].state_dict().items():
@@ -231,11 +270,14 @@ def test_invalid_arguments_are_refused(options, message):
 # ---------------------------------------------------------------------- resuming the adaptive schedule
 
 
-@pytest.mark.parametrize("stopped_at", [3, 20, 37, 100])
-def test_the_adaptive_schedule_resumes_bitwise(stopped_at):
-    """Stopped before the first relocation, at one, in the middle of a block, and after the last."""
+@pytest.mark.parametrize("bound", ["paper", "tight"])
+@pytest.mark.parametrize("stopped_at", [3, 15, 37, 100, 140])
+def test_the_adaptive_schedule_resumes_bitwise(stopped_at, bound):
+    """Stopped before most relocations, at one, in the middle of a block, at the end of one, and after the last."""
+    p = 12 if bound == "paper" else 15
     whole, first, rest = (
-        model(num_neurons=12, phases=None, updates=150, in_features=None, init="data") for _ in range(3)
+        model(num_neurons=12, bound=bound, num_landmarks=p, phases=None, updates=150, in_features=None, init="data")
+        for _ in range(3)
     )
     trainer().fit(whole, datamodule=moons())
     trainer(UpdateCheckpoint(), max_steps=stopped_at).fit(first, datamodule=moons())
@@ -245,6 +287,22 @@ def test_the_adaptive_schedule_resumes_bitwise(stopped_at):
     for name, value in whole.state_dict().items():
         assert torch.equal(value, rest.state_dict()[name]), name
     assert rest.network.ridge == whole.network.ridge
+    ours, theirs = (module.learner.best.best for module in (rest, whole))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_checkpoint_of_a_tight_run_restores_its_averages_and_best_weights():
+    first = model(bound="tight", phases=None, updates=60)
+    trainer(UpdateCheckpoint(), max_steps=37).fit(first, datamodule=moons())
+    saved = read_checkpoint("runs/x/version_0/checkpoints/last.ckpt")["ksm_lightning"]["learner"]
+    rest = model(bound="tight", phases=None, updates=60)
+    path = "runs/x/version_0/checkpoints/last.ckpt"
+    trainer(max_steps=37).fit(rest, datamodule=moons(), ckpt_path=path, weights_only=True)
+    state = rest.learner.state_dict()
+    assert 0 < state["rule"]["steps"] == saved["rule"]["steps"] <= 37
+    for part, name in (("rule", "mean"), ("rule", "square"), ("best", "W"), ("best", "q"), ("best", "L")):
+        assert torch.equal(state[part][name], saved[part][name]), name
+        assert saved[part][name].abs().max() > 0
 
 
 # ---------------------------------------------------------------------- signals and full disks

@@ -68,6 +68,37 @@ def test_a_command_without_data_is_refused_in_one_sentence(command, file, option
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ["bound=tight", "phases=paper_half_moons"],
+            "`phases` are rates of the paper's rules: leave them out with bound=tight.",
+        ),
+        (
+            ["bound=tight", "acceleration=compile"],
+            "`acceleration` exists for the paper's bound only: set it to none with bound=tight.",
+        ),
+        (
+            ["bound=tight", "num_neurons=8", "num_landmarks=7"],
+            "`num_landmarks` must be at least the number of neurons, 8, got 7: p landmarks cannot determine more than "
+            "p responses.",
+        ),
+        (
+            ["num_neurons=8", "num_landmarks=9"],
+            "With the paper's bound every neuron has one landmark, but `num_landmarks` is 9 and `num_neurons` is "
+            "8: leave `num_landmarks` out, or choose bound=tight.",
+        ),
+    ],
+    ids=["phases", "acceleration", "few landmarks", "many landmarks"],
+)
+def test_impossible_options_of_a_bound_are_refused_in_one_sentence(options, sentence, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["--config", str(ROOT / "configs" / "half_moons.yaml"), *(f"--model.{option}" for option in options)]
+    assert refused(capsys, "fit", *command).endswith(sentence)
+    assert not Path("runs").exists()
+
+
 @pytest.mark.parametrize("config", sorted((ROOT / "configs" / "compare").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_of_a_comparison_is_accepted(config, monkeypatch):
     from ksm_lightning.cli import compare as command

@@ -1,8 +1,8 @@
 """A short training run on one or several processes, started by test_distributed.py.
 
 ``python ddp_run.py FOLDER DEVICES BATCH_SIZE UPDATES SCHEDULE [CKPT]`` writes the weights and logged values of each
-rank and the features of all points, or the error message of each rank. SCHEDULE is ``phases``, ``adaptive`` (50
-updates) or ``wild`` (which diverges).
+rank and the features of all points, or the error message of each rank. SCHEDULE is ``phases``, ``adaptive`` or
+``tight`` (50 updates), or ``wild`` (which diverges).
 """
 
 import json
@@ -31,6 +31,7 @@ from ksm_lightning.runs.logger import RunLogger
 SCHEDULES = {
     "phases": {"phases": [Phase(10_000)]},
     "adaptive": {"updates": 50},
+    "tight": {"updates": 50, "bound": "tight", "num_landmarks": 12},
     "wild": {"phases": [Phase(30, 0.01, 0.01, 0.1), Phase(10_000, 50.0, 5.0, 50.0)]},
 }
 

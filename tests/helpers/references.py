@@ -73,6 +73,39 @@ def differentiable_energy(kernel, x: Tensor, y: Tensor, W: Tensor, q: Tensor, L:
     )
 
 
+def self_similarity(kernel, w: Tensor) -> Tensor:
+    """``f(w, w)`` of one vector for autograd, where the Gram matrix has no derivative at a distance or angle of 0."""
+    if hasattr(kernel, "order"):
+        return (w * w).sum() ** kernel.order
+    return torch.ones((), dtype=w.dtype) if kernel.is_radial else kernel.gram(w[None], w[None])[0, 0]
+
+
+def landmark_gram(kernel, W: Tensor) -> Tensor:
+    """``f(W, W)`` (p, p) for autograd, one pair at a time."""
+
+    def entry(i: int, j: int) -> Tensor:
+        return self_similarity(kernel, W[i]) if i == j else kernel.gram(W[i : i + 1], W[j : j + 1])[0, 0]
+
+    return torch.stack([torch.stack([entry(i, j) for j in range(len(W))]) for i in range(len(W))])
+
+
+def tight_energy(kernel, x: Tensor, y: Tensor, W: Tensor, Q: Tensor, L: Tensor, ridge: float) -> Tensor:
+    """The energy of the tight bound for autograd, with y a constant, one sample, neuron and landmark at a time."""
+    n, p = Q.shape
+    k, K = kernel.gram(x, W), landmark_gram(kernel, W)
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(n):
+        for j in range(p):
+            for sample in range(len(x)):
+                total = total - Q[i, j] * y[sample, i] * k[sample, j] / len(x)
+            for other in range(p):
+                total = total + 0.5 * Q[i, j] * Q[i, other] * K[j, other]
+        for j in range(n):
+            total = total + 0.5 * L[i, j] * (y[:, i] * y[:, j]).mean() - 0.25 * L[i, j] ** 2
+        total = total + 0.5 * ridge * (y[:, i] ** 2).mean()
+    return total
+
+
 def limited_step(kernel, x: Tensor, W: Tensor, q: Tensor, L: Tensor, ridge: float, limit: float) -> functional.Step:
     """:func:`functional.hebbian_step` with responses cut to the length ``limit sqrt(f(x, x))``."""
     step = functional.hebbian_step(kernel, x, W, q, L, ridge)

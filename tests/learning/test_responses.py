@@ -91,13 +91,26 @@ def test_a_changed_L_invalidates_the_tracked_inverse(change):
         learner.finish([points])
     elif change == "restore":
         learner.restore(learner.snapshot())
+    elif change == "balance":
+        learner.balance(points)
     else:
-        getattr(learner, change)(points)
+        with torch.no_grad():
+            net.W[8:] = net.W[0]  # of several equal landmarks only one explains anything
+        assert learner.move_idle_landmarks(points) > 0
     assert learner.responses.state_dict() == {}
     theirs = copy.deepcopy(net)
     learner.learn(x[1:])
     plain_rules.update(theirs, x[1], rates, natural=True)
     assert largest_difference(net, theirs) < 1e-5
+
+
+def test_the_tracked_inverse_is_kept_if_no_landmark_moves():
+    x = blocks(updates=1, batch=8)
+    learner = learner_of(network_for(PowerCosineKernel(3), x, True, 64), Rates(0.001, 0.0, 0.02), natural=True)
+    learner.learn(x)
+    inverse = learner.responses.state_dict()["inverse"]
+    assert learner.move_idle_landmarks(x.flatten(0, 1), advantage=1e9) == 0
+    assert torch.equal(learner.responses.state_dict()["inverse"], inverse)
 
 
 def test_state_of_another_size_is_refused():

@@ -2,7 +2,15 @@
 
 import pytest
 
-from ksm_lightning.learning.schedule import NAMED_PHASES, AdaptiveSchedule, Phase, PhaseSchedule, Rates, make_schedule
+from ksm_lightning.learning.schedule import (
+    NAMED_PHASES,
+    AdaptiveSchedule,
+    Phase,
+    PhaseSchedule,
+    Rates,
+    TightSchedule,
+    make_schedule,
+)
 
 
 def test_a_phase_starts_where_the_previous_one_ends():
@@ -44,10 +52,31 @@ def test_the_step_of_L_depends_on_the_rank_of_a_batch():
     assert schedule.rates(0, 800, 64).W < schedule.rates(0, 800, 64).L
 
 
-def test_landmarks_move_in_the_first_half_only():
+def test_the_tight_schedule_has_larger_steps_and_decays_to_its_own_end():
+    schedule = make_schedule(None, 1000, "tight")
+    assert isinstance(schedule, TightSchedule)
+    assert make_schedule(None, None, "tight").total_updates == 1000
+    assert schedule.rates(0, 16, 1024) == Rates(W=0.25, q=0.3, L=0.3)
+    assert schedule.rates(0, 640, 64).q == pytest.approx(0.25 * 64 / (640 + 64 / 3))
+    for update, left in ((300, 1.0), (650, 0.5), (1000, 0.0), (2000, 0.0)):
+        rates = schedule.rates(update, 16, 1024)
+        assert pytest.approx(0.25 * (0.02 + 0.98 * left)) == rates.W
+        assert rates.q == rates.L == pytest.approx(0.3 * (0.05 + 0.95 * left))
+
+
+@pytest.mark.parametrize(
+    ("updates", "searches"),
+    [(1000, [100, 300, 500, 700, 900]), (100, [10, 30, 50, 70, 90]), (40, [10, 30]), (20, [10]), (19, [])],
+)
+def test_the_tight_schedule_searches_for_idle_landmarks_at_most_five_times(updates, searches):
+    schedule = TightSchedule(updates)
+    assert [update for update in range(updates) if schedule.relocates_before(update)] == searches
+
+
+def test_landmarks_move_throughout_the_run():
     schedule = AdaptiveSchedule(1000)
-    assert [u for u in range(1000) if schedule.relocates_before(u)] == [20, 50, 100, 200, 300, 400, 500]
-    assert [u for u in range(10) if AdaptiveSchedule(10).relocates_before(u)] == [1, 2, 3, 4, 5]
+    assert [u for u in range(1000) if schedule.relocates_before(u)] == [20, 50, *range(100, 1000, 100)]
+    assert [u for u in range(10) if AdaptiveSchedule(10).relocates_before(u)] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert [u for u in range(3) if AdaptiveSchedule(3).relocates_before(u)] == [1, 2]
 
 
@@ -71,7 +100,9 @@ def test_primitives_give_the_same_schedule():
         (lambda: Phase(1, eta_q=float("nan")), "`eta_q` must be finite"),
         (lambda: Phase(1, eta_l=float("inf")), "`eta_l` must be finite"),
         (lambda: AdaptiveSchedule(0), "at least 1 update"),
+        (lambda: TightSchedule(0), "at least 1 update"),
         (lambda: make_schedule([Phase(1)], 5), "give only one"),
+        (lambda: make_schedule([Phase(1)], None, "tight"), "leave them out with bound=tight"),
         (
             lambda: make_schedule("papers", None),
             "No phases are called .papers.: .*paper_mnist, released_mnist",

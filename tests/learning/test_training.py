@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from ksm_lightning.data import HalfMoonsDataModule
+from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import GaussianKernel
-from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, PhaseSchedule, train
+from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, PhaseSchedule, TightSchedule, train
 from ksm_lightning.learning.exact import solve_inner
+from ksm_lightning.learning.training import train_on_few
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,64 @@ def test_natural_steps_end_with_the_exact_L_by_default(moons, schedule, asked):
     exact = solve_inner(drive.mT @ drive / len(moons), network.kernel.diag(W), q, network.ridge).L
     is_consolidated = torch.allclose(network.L.double(), exact, rtol=1e-4, atol=1e-5)
     assert is_consolidated == (schedule.is_natural if asked is None else asked)
+
+
+# ---------------------------------------------------------------------- the tight bound
+
+
+@pytest.fixture(scope="module")
+def many_moons() -> torch.Tensor:
+    return HalfMoonsDataModule().train_points.data
+
+
+def error_of(network, x) -> float:
+    return float(kernel_nrmse(network.kernel, x, network(x)))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("n", "online", "consolidated"), [(16, 0.112, 0.108), (32, 0.035, 0.028), (64, 0.02, 0.0045)])
+def test_the_tight_bound_has_no_floor_on_half_moons(many_moons, n, online, consolidated, seed):
+    """The paper's bound ends near .175, .142 and .140."""
+    for limit, at_end in ((online, False), (consolidated, True)):
+        network = train(
+            GaussianKernel(0.3), many_moons, n, TightSchedule(400), bound="tight", seed=seed, consolidate_at_end=at_end
+        )
+        assert error_of(network, many_moons) <= limit
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("n", [16, 32])
+def test_more_updates_never_hurt_the_tight_bound(many_moons, n, seed):
+    few, many = (
+        train(GaussianKernel(0.3), many_moons, n, TightSchedule(updates), bound="tight", seed=seed)
+        for updates in (100, 400)
+    )
+    assert error_of(many, many_moons) <= 1.02 * error_of(few, many_moons)
+
+
+def test_more_landmarks_than_neurons_come_close_to_kernel_pca(many_moons):
+    F = GaussianKernel(0.3)(many_moons.double(), many_moons.double())
+    values = torch.linalg.eigvalsh(F)
+    floor = float(values[:-16].norm() / values.norm())
+    network = train(GaussianKernel(0.3), many_moons, 16, TightSchedule(400), bound="tight", num_landmarks=32)
+    assert floor < error_of(network, many_moons) < 1.02 * floor
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_a_tight_run_ends_with_the_exact_Q_and_L_by_default(moons, asked):
+    network = train(GaussianKernel(0.5), moons, 4, TightSchedule(40), bound="tight", consolidate_at_end=asked)
+    y = network(moons).double()
+    is_consolidated = torch.allclose(y.mT @ y / len(moons), network.L.double(), rtol=1e-3, atol=1e-5)
+    assert is_consolidated == (asked is not False)
+
+
+@pytest.mark.parametrize("bound", ["paper", "tight"])
+def test_fewer_different_samples_than_neurons_leave_silent_neurons(bound):
+    x = torch.randn(4, 2).repeat(10, 1)
+    network = train_on_few(GaussianKernel(0.5), x, 6, 40, bound=bound, num_landmarks=6)
+    assert network.num_neurons == network.num_landmarks == 6
+    assert network(torch.randn(50, 2))[:, 4:].abs().max() == 0
+    assert error_of(network, x) < (0.02 if bound == "tight" else 0.5)
 
 
 @pytest.mark.parametrize("ridge", [-1.0, 0.0, float("nan")])

@@ -27,6 +27,8 @@ def test_a_checkpoint_holds_only_tensors_and_primitives(saved):
     content = torch.load(saved[1], weights_only=True)
     assert content["hyper_parameters"] == {
         "num_neurons": 6,
+        "bound": "paper",
+        "num_landmarks": 6,
         "in_features": 2,
         "kernel": "gaussian",
         "kernel_params": {"sigma": 0.3},
@@ -41,7 +43,8 @@ def test_a_checkpoint_holds_only_tensors_and_primitives(saved):
         "acceleration": "none",
     }
     preprocessing = content["ksm_lightning"].pop("preprocessing")
-    assert content["ksm_lightning"] == {"format": 3, "learner": {"rate_factor": 1.0, "inverse": {}}}
+    learner = {"rate_factor": 1.0, "inverse": {}, "rule": {}, "best": {}}
+    assert content["ksm_lightning"] == {"format": 4, "learner": learner}
     assert {name: type(value).__name__ for name, value in preprocessing.items()} == {
         "mean": "Tensor", "scale": "Tensor", "image_shape": "NoneType", "crop": "int"
     }  # fmt: skip
@@ -137,8 +140,20 @@ def tracked(inverse, **values):
         (lambda p: changed(p, lambda c: c["hyper_parameters"].update(_instantiator="os.system")), "_instantiator"),
         (lambda p: changed(p, lambda c: c["hyper_parameters"].update(phases=[])), "at least one phase"),
         (
-            lambda p: changed(p, lambda c: c["hyper_parameters"].update(num_neurons=7)),
+            lambda p: changed(p, lambda c: c["hyper_parameters"].update(num_neurons=7, num_landmarks=7)),
             r"should be \(7, 2\) and is \(6, 2\)",
+        ),
+        (
+            lambda p: changed(p, lambda c: c["hyper_parameters"].update(num_neurons=7)),
+            "cannot be used: With the paper's bound every neuron has one landmark",
+        ),
+        (
+            lambda p: changed(p, lambda c: c["hyper_parameters"].update(bound="loose")),
+            "cannot be used: `bound` must be one of 'paper', 'tight', got 'loose'",
+        ),
+        (
+            lambda p: changed(p, lambda c: c["hyper_parameters"].update(bound="tight", phases=None)),
+            r"network.Q should be \(6, 6\) and is None",
         ),
         (lambda p: changed(p, lambda c: c["state_dict"].pop("network.q")), "network.q should be"),
         (lambda p: changed(p, lambda c: c["state_dict"].update({"network.W": 7})), "network.W should be"),
@@ -148,7 +163,7 @@ def tracked(inverse, **values):
         ),
         (
             lambda p: changed(p, lambda c: c["ksm_lightning"].update(format=99)),
-            "its format is 99, and this version reads 3",
+            "its format is 99, and this version reads 4",
         ),
         (lambda p: changed(p, lambda c: c["hyper_parameters"].update(phases=None, ridge=None)), "its ridge is None"),
         (lambda p: changed(p, lambda c: c["hyper_parameters"].update(in_features=None)), "its in_features None"),
@@ -162,6 +177,10 @@ def tracked(inverse, **values):
         (lambda p: learner_changed(p, inverse={"inverse": torch.eye(6)}), "its tracked inverse does not fit"),
         (lambda p: learner_changed(p, inverse=tracked(torch.eye(7))), "its tracked inverse does not fit the network"),
         (lambda p: learner_changed(p, inverse=tracked(torch.eye(6), drift=float("inf"))), "its tracked inverse"),
+        (lambda p: learner_changed(p, rule=None), "its state of the rule does not fit the network"),
+        (lambda p: learner_changed(p, rule={"mean": torch.zeros(6, 2)}), "its state of the rule does not fit"),
+        (lambda p: learner_changed(p, best=[1]), "its copy of the best weights does not fit the network"),
+        (lambda p: learner_changed(p, best={"W": torch.zeros(6, 2)}), "its copy of the best weights does not fit"),
         (lambda p: changed(p, lambda c: c["ksm_lightning"].pop("preprocessing")), "preprocessing is incomplete"),
         (lambda p: changed(p, lambda c: c["ksm_lightning"].update(preprocessing=[1])), "preprocessing is incomplete"),
         (lambda p: spoiled(p, mean=None), "x.ckpt is damaged: .*preprocessing is incomplete"),
@@ -182,6 +201,70 @@ def test_an_invalid_checkpoint_is_refused_in_one_sentence(saved, spoil, message)
     spoil(path)
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
         KernelSimilarityMatching.load_from_checkpoint(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def saved_tight(tmp_path):
+    """A checkpoint in the middle of a run, with averages of the rule and best weights; n = 6, p = 9, m = 2."""
+    module = model(bound="tight", num_landmarks=9, phases=None, updates=20)
+    fit(module, max_steps=12).save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
+    return module, tmp_path / "x.ckpt"
+
+
+def test_a_tight_checkpoint_holds_tensors_that_load_with_weights_only(saved_tight):
+    module, path = saved_tight
+    content = torch.load(path, weights_only=True)
+    assert {name: tuple(value.shape) for name, value in content["state_dict"].items()} == {
+        "network.W": (9, 2), "network.Q": (6, 9), "network.L": (6, 6)
+    }  # fmt: skip
+    assert (content["hyper_parameters"]["bound"], content["hyper_parameters"]["num_landmarks"]) == ("tight", 9)
+    learner = content["ksm_lightning"]["learner"]
+    assert {name: tuple(value.shape) for name, value in learner["best"].items()} == {
+        "W": (9, 2), "q": (6, 9), "L": (6, 6)
+    }  # fmt: skip
+    assert (learner["rule"]["mean"].shape, learner["rule"]["square"].shape) == ((9, 2), (9,))
+    assert learner["rule"]["steps"] > 0
+    x = torch.randn(5, 2)
+    loaded = KernelSimilarityMatching.load_from_checkpoint(path)
+    assert torch.equal(loaded(x), module(x))
+    for mine, theirs in zip(loaded.learner.best.best, module.learner.best.best, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def part_changed(path, part, **values):
+    """Replace values of a part of the learner's state."""
+    changed(path, lambda content: content["ksm_lightning"]["learner"][part].update(values))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda p: changed(p, lambda c: c["state_dict"].update({"network.Q": torch.zeros(6, 8)})),
+            r"network.Q should be \(6, 9\) and is \(6, 8\)",
+        ),
+        (lambda p: changed(p, lambda c: c["state_dict"].pop("network.Q")), r"network.Q should be \(6, 9\) and is None"),
+        (
+            lambda p: changed(p, lambda c: c["hyper_parameters"].update(num_landmarks=10)),
+            "its state of the rule does not fit the network",
+        ),
+        (
+            lambda p: changed(p, lambda c: c["hyper_parameters"].update(num_landmarks=5)),
+            "`num_landmarks` must be at least the number of neurons, 6, got 5",
+        ),
+        (lambda p: part_changed(p, "rule", mean=torch.zeros(9, 3)), "its state of the rule does not fit the network"),
+        (lambda p: part_changed(p, "rule", square=torch.zeros(9, 2)), "its state of the rule does not fit the network"),
+        (lambda p: part_changed(p, "rule", steps=float("nan")), "its state of the rule does not fit the network"),
+        (lambda p: part_changed(p, "rule", steps="3"), "its state of the rule does not fit the network"),
+        (lambda p: part_changed(p, "best", q=torch.zeros(6)), "its copy of the best weights does not fit the network"),
+        (lambda p: part_changed(p, "best", W=None), "its copy of the best weights does not fit the network"),
+    ],
+)
+def test_a_damaged_tight_checkpoint_is_refused_in_one_sentence(saved_tight, spoil, message):
+    spoil(saved_tight[1])
+    with pytest.raises(ValueError, match=message) as caught:
+        KernelSimilarityMatching.load_from_checkpoint(saved_tight[1])
     assert "\n" not in str(caught.value)
 
 
@@ -224,6 +307,7 @@ def test_a_users_kernel_is_loaded_if_it_is_registered(tmp_path):
         ({"kernel_params": {"sigma": 0.4}}, "has kernel_params=.*0.3.*0.4"),
         ({"ridge": 0.1}, "has ridge=0.001, but the model has 0.1"),
         ({"num_neurons": 7}, "has num_neurons=6, but the model has 7"),
+        ({"bound": "tight", "phases": None}, "has bound=paper, but the model has tight: remove `bound`"),
     ],
 )
 @pytest.mark.parametrize("function", ["fit", "validate"])

@@ -1,0 +1,111 @@
+"""The best landmarks so far: more updates must never make them worse."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ksm_lightning.learning.exact import solve_inner
+from ksm_lightning.network import KSMNetwork, TightNetwork, functional
+from ksm_lightning.network.landmark_error import LandmarkError
+
+# Landmarks whose error is below this fraction of that of the responses do not limit them.
+_SMALL = 0.05
+# The paper's bound: an error that is at most this many times the lowest one is left alone.
+_MARGIN = 1.02
+
+
+class Snapshot(NamedTuple):
+    """A copy of the weights: W (p, m), the gains q (n,) or Q (n, p), and L (n, n)."""
+
+    W: Tensor
+    q: Tensor
+    L: Tensor
+
+    @classmethod
+    def of(cls, network: KSMNetwork) -> "Snapshot":
+        """A copy of a network's weights on their device."""
+        return cls(*(parameter.detach().clone() for parameter in (network.W, network.gains, network.L)))
+
+    @torch.no_grad()
+    def restore(self, network: KSMNetwork) -> None:
+        """Copy the weights back."""
+        for parameter, value in zip((network.W, network.gains, network.L), self, strict=True):
+            parameter.copy_(value)
+
+
+class BestWeights:
+    """Keeps the weights that had the lowest error on a fixed sample.
+
+    Under minibatch noise landmarks can drift away from a good solution, and the energy of a batch is too noisy to show
+    it. The learner measures the error at every search for idle landmarks and returns to the best weights at the end.
+
+    For the tight bound the error is that of the Nystroem features of W, which its responses reach. For the paper's
+    bound it is the geometric mean of that error and the error of the responses with their exact L: a start at KMeans
+    centres can have the best landmarks, but responses learn their gains later. As the two are traded for each other
+    while the bound falls, an increase of up to 2 % is left alone.
+    """
+
+    def __init__(self) -> None:
+        self.best: Snapshot | None = None
+        self.lowest: float | None = None
+        self.error: LandmarkError | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether weights of a checkpoint wait for a sample, without which they cannot be compared."""
+        return self.best is not None and self.error is None
+
+    def watch(self, network: KSMNetwork, x: Tensor) -> LandmarkError | None:
+        """Measure on this sample (samples, m) from now on, and weights kept before again; returns the error.
+
+        An empty sample measures nothing.
+        """
+        if len(x) == 0:
+            return None
+        self.error = LandmarkError(network.kernel, x)
+        if self.best is not None:  # a checkpoint's are on the CPU
+            self.best = Snapshot(*(value.to(network.W) for value in self.best))
+        self.lowest = None if self.best is None else self._measure(network, self.best)
+        return self.error
+
+    def compare(self, network: KSMNetwork) -> float | None:
+        """Keep the network's weights if they are the best so far; returns their error, None without a sample."""
+        if self.error is None:
+            return None
+        now = Snapshot.of(network)
+        error = self._measure(network, now)
+        if self.lowest is None or error < self.lowest:
+            self.best, self.lowest = now, error
+        return error
+
+    def _measure(self, network: KSMNetwork, weights: Snapshot) -> float:
+        error, kernel, W = self.error, network.kernel, weights.W.double()
+        assert error is not None
+        if not all(bool(value.isfinite().all()) for value in weights):
+            return math.inf  # the divergence guard reports it
+        of_landmarks = error(W, network.num_neurons)
+        if isinstance(network, TightNetwork) or not math.isfinite(of_landmarks):
+            return of_landmarks
+        b = weights.q.double() * kernel(error.x, W)  # (samples, n)
+        L = solve_inner(b.mT @ b / len(b), kernel.diag(W), weights.q, network.ridge).L
+        of_responses = error.of_features(functional.responses(b, L, network.ridge))
+        return math.sqrt(max(of_landmarks, _SMALL * of_responses) * of_responses)
+
+    def restore(self, network: KSMNetwork) -> bool:
+        """Return the network to the best weights, if it has drifted away from them; whether it had."""
+        error, margin = self.compare(network), 1.0 if isinstance(network, TightNetwork) else _MARGIN
+        if error is None or self.best is None or self.lowest is None or error <= margin * self.lowest:
+            return False
+        self.best.restore(network)
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best weights, for a checkpoint; empty if there are none."""
+        return {} if self.best is None else dict(self.best._asdict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self.best = Snapshot(**{name: value.clone() for name, value in state.items()}) if state else None
+        self.lowest = self.error = None
