@@ -12,7 +12,7 @@ from ksm_lightning.network.landmark_error import LandmarkError
 
 # Landmarks whose error is below this fraction of that of the responses do not limit them.
 _SMALL = 0.05
-# The paper's bound: an error that is at most this many times the lowest one is left alone.
+# The paper's bound: landmarks whose error is at most this many times that of the best weights are not worse.
 _MARGIN = 1.02
 
 
@@ -43,8 +43,8 @@ class BestWeights:
 
     For the tight bound the error is that of the Nystroem features of W, which its responses reach. For the paper's
     bound it is the geometric mean of that error and the error of the responses with their exact L: a start at KMeans
-    centres can have the best landmarks, but responses learn their gains later. As the two are traded for each other
-    while the bound falls, an increase of up to 2 % is left alone.
+    centres can have the best landmarks, but responses learn their gains later. While the bound falls, the two can be
+    traded for each other: weights whose landmarks are not worse are left alone.
     """
 
     def __init__(self) -> None:
@@ -95,8 +95,11 @@ class BestWeights:
 
     def restore(self, network: KSMNetwork) -> bool:
         """Return the network to the best weights, if it has drifted away from them; whether it had."""
-        error, margin = self.compare(network), 1.0 if isinstance(network, TightNetwork) else _MARGIN
-        if error is None or self.best is None or self.lowest is None or error <= margin * self.lowest:
+        error = self.compare(network)
+        if self.error is None or error is None or self.best is None or self.lowest is None or error <= self.lowest:
+            return False
+        is_paper = not isinstance(network, TightNetwork)
+        if is_paper and self.error(network.W) <= _MARGIN * self.error(self.best.W):
             return False
         self.best.restore(network)
         return True
