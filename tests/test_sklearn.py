@@ -146,7 +146,7 @@ def test_the_default_number_of_updates_depends_on_the_bound_and_the_components()
             KSMTransformer(components, kernel_params=SIGMA, bound="paper", random_state=0).fit(x)
     assert lengths == [2000, 2000, 2500]
     defaults = [tight(n, updates=None, batch_size=8).fit(x).n_updates_ for n in (2, 128, 200, 1024)]
-    assert defaults == [200, 25600 // 192, 25600 // 300, 25]
+    assert defaults == [200, 20000 // 192, 20000 // 300, 25]
 
 
 @pytest.mark.parametrize(("readout", "landmarks"), [("neural", 8), ("nystroem", 12), ("least_squares", 16)])

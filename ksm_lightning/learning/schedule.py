@@ -239,7 +239,7 @@ class TightSchedule(AdaptiveSchedule):
     Q and L make natural steps of ``min(0.3, 0.25 batch / (n + batch / 3))``. W's step is 0.25 in units of the kernel.
     It is normalised, so it does not shrink near a solution: the decay of the schedule makes it converge. Steps are
     constant for the first 30 % of the run and then decrease linearly, W's to 2 % and the others to 5 %. Idle landmarks
-    are searched for up to five times, at least 20 updates apart.
+    are searched for up to three times, at least 20 updates apart.
 
     Args:
         updates: Number of updates of the run. Default: 1000. With batches of 1,024 points, 100 to 400 are enough.
@@ -249,7 +249,7 @@ class TightSchedule(AdaptiveSchedule):
     """
 
     _LARGEST, _STEP_W, _FINAL_Q = 0.3, 0.25, 0.05
-    _MOST_SEARCHES, _BETWEEN_SEARCHES = 5, 20  # searches for idle landmarks, and updates between two of them
+    _MOST_SEARCHES, _BETWEEN_SEARCHES = 3, 20  # searches for idle landmarks, and updates between two of them
 
     def __init__(self, updates: int = 1000) -> None:
         super().__init__(updates)

@@ -76,12 +76,12 @@ def candidate_count(num_landmarks: int, is_refined: bool = False, in_features: i
 
 def tight_updates(num_landmarks: int) -> int:
     """Number of updates with batches of 1,024 points after which features of the tight bound gain little more."""
-    return max(25, min(200, 25_600 // num_landmarks))
+    return max(25, min(200, 20_000 // num_landmarks))
 
 
 def judge_count(num_landmarks: int) -> int:
     """Number of points that decide whether landmarks have become better or worse. Fewer do not show rare points."""
-    return min(4096, max(3000, 2 * num_landmarks))
+    return min(4096, max(2000, 2 * num_landmarks))
 
 
 def start_count(num_landmarks: int) -> int:

@@ -66,9 +66,9 @@ def test_the_tight_schedule_has_larger_steps_and_decays_to_its_own_end():
 
 @pytest.mark.parametrize(
     ("updates", "searches"),
-    [(1000, [100, 300, 500, 700, 900]), (100, [10, 30, 50, 70, 90]), (40, [10, 30]), (20, [10]), (19, [])],
+    [(1000, [167, 500, 833]), (100, [17, 50, 83]), (40, [10, 30]), (20, [10]), (19, [])],
 )
-def test_the_tight_schedule_searches_for_idle_landmarks_at_most_five_times(updates, searches):
+def test_the_tight_schedule_searches_for_idle_landmarks_at_most_three_times(updates, searches):
     schedule = TightSchedule(updates)
     assert [update for update in range(updates) if schedule.relocates_before(update)] == searches
 
