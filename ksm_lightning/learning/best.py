@@ -51,6 +51,7 @@ class BestWeights:
         self.best: Snapshot | None = None
         self.lowest: float | None = None
         self.error: LandmarkError | None = None
+        self.of_landmarks: float | None = None  # of the landmarks that were measured last
 
     @property
     def is_waiting(self) -> bool:
@@ -84,8 +85,9 @@ class BestWeights:
         error, kernel, W = self.error, network.kernel, weights.W.double()
         assert error is not None
         if not all(bool(value.isfinite().all()) for value in weights):
+            self.of_landmarks = math.inf
             return math.inf  # the divergence guard reports it
-        of_landmarks = error(W, network.num_neurons)
+        self.of_landmarks = of_landmarks = error(W, network.num_neurons)
         if isinstance(network, TightNetwork) or not math.isfinite(of_landmarks):
             return of_landmarks
         b = weights.q.double() * kernel(error.x, W)  # (samples, n)

@@ -148,12 +148,12 @@ class Learner:
         """Keep the weights if they are the best so far, then move idle landmarks."""
         error = self.best.error or self.best.watch(self.network, sample(0, batch))
         self.best.compare(self.network)
-        self._move_if_better(sample(update, batch), error)
+        self._move_if_better(sample(update, batch), error, self.best.of_landmarks)
 
-    def _move_if_better(self, x: Tensor, error: LandmarkError | None, **options: Any) -> None:
-        """Move idle landmarks of a sample, and undo it if that does not lower their error on another sample."""
+    def _move_if_better(self, x: Tensor, error: LandmarkError | None, now: float | None = None, **options: Any) -> None:
+        """Move idle landmarks of a sample, and undo it if their error on another sample, ``now``, does not fall."""
         before, state, n = self.snapshot(), self.rule.state_dict(), self.network.num_neurons
-        if self.move_idle_landmarks(x, **options) and error and error(self.network.W, n) >= error(before.W, n):
+        if self.move_idle_landmarks(x, **options) and error and error(self.network.W, n) >= (now or error(before.W, n)):
             before.restore(self.network)
             self.responses.invalidate()
             self.rule.load_state_dict(state)
