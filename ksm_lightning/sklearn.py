@@ -56,12 +56,16 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         updates: Number of updates in ``fit``. Default: 25 to 200 with the tight bound, depending on the number of
             landmarks; with the paper's 2,000, or 5 per component above 400 components.
         batch_size: Number of samples per update. Default: 1,024 with the tight bound, 64 with the paper's.
+        half_life: Number of samples after which ``partial_fit`` has forgotten half of the past, at least
+            ``n_landmarks``. Use it for a stream that changes; a shorter one follows faster, but the features are those
+            of fewer samples. Default: nothing is forgotten.
         random_state: Seed of the initialisation and the batches.
         verbose: Whether ``fit`` shows a progress bar.
 
     Attributes:
-        components_: Learned landmarks W (p, m).
-        network_: The trained :class:`ksm_lightning.KSMNetwork`.
+        components_: Learned landmarks W (p, m), or fewer if there are fewer different samples.
+        network_: The trained :class:`ksm_lightning.KSMNetwork`, with a neuron less for each feature that is always 0
+            because there are fewer different samples than components.
         kernel_: The kernel.
         n_updates_: Number of updates so far.
         n_samples_seen_: Number of samples seen by ``fit`` and ``partial_fit``.
@@ -88,6 +92,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         readout: str = "least_squares",
         updates: int | None = None,
         batch_size: int | None = None,
+        half_life: float | None = None,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -99,6 +104,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self.readout = readout
         self.updates = updates
         self.batch_size = batch_size
+        self.half_life = half_life
         self.random_state = random_state
         self.verbose = verbose
 
@@ -112,16 +118,26 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         bound, landmarks, batch_size = self._sizes()
         default = tight_updates(landmarks) if bound == "tight" else max(2000, 5 * self.n_components)
         updates = default if self.updates is None else self.updates
+        made = 0  # none if there is a landmark for every sample
+
+        def progress(count: int) -> None:
+            nonlocal made
+            made += count
+            bar.update(count)
+
         with tqdm(total=updates, desc="KSMTransformer", unit="update", disable=not self.verbose) as bar:
             network = train_on_few(
                 kernel, x, self.n_components, updates, bound=bound, num_landmarks=landmarks, batch_size=batch_size,
-                seed=seed, progress=bar.update,
+                seed=seed, progress=progress,
             )  # fmt: skip
         _warn_if_too_narrow(kernel, x[random_subset(len(x), 500)])
-        self._stream = Stream.after(network, x, updates, batch_size=batch_size, seed=seed)
+        self._stream = Stream.after(
+            network, x, made, num_neurons=self.n_components, num_landmarks=landmarks, batch_size=batch_size,
+            half_life=self.half_life, seed=seed,
+        )  # fmt: skip
         sample = None if self.readout == "neural" else x[random_subset(len(x), READOUT_SAMPLE)]
-        self._encoder = _LazyEncoder(network, check_readout(self.readout), sample)
-        self.kernel_, self.n_samples_seen_, self.n_updates_ = network.kernel, len(x), updates
+        self._encoder = _LazyEncoder(network, check_readout(self.readout), self.n_components, sample)
+        self.kernel_, self.n_samples_seen_, self.n_updates_ = network.kernel, len(x), made
         return self
 
     def partial_fit(self, X: ArrayLike, y: Any = None) -> Self:
@@ -129,26 +145,29 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
         The network continues from ``fit`` or from earlier calls, with decreasing step sizes. Features always belong to
         the current landmarks, with the exact gains and L for a stored sample of the stream. Changing
-        ``n_components``, ``n_landmarks``, ``bound``, ``kernel`` or ``kernel_params`` after the first call is an error.
+        ``n_components``, ``n_landmarks``, ``bound``, ``half_life``, ``kernel`` or ``kernel_params`` after the first
+        call is an error.
         """
         is_first = not hasattr(self, "_stream")
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES, reset=is_first))
         kernel = self._check()
         bound, landmarks, batch_size = self._sizes()
         stream = self._stream if not is_first else Stream(
-            kernel, self.n_components, bound=bound, num_landmarks=landmarks, seed=self._draw_seed()
+            kernel, self.n_components, bound=bound, num_landmarks=landmarks, half_life=self.half_life,
+            seed=self._draw_seed(),
         )  # fmt: skip
-        wanted = (self.n_components, landmarks, bound, str(kernel))
-        if (stream.num_neurons, stream.num_landmarks, stream.bound, str(stream.kernel)) != wanted:
-            raise ValueError(
-                f"`partial_fit` cannot change {stream.num_neurons} components with {stream.num_landmarks} landmarks, "
-                f"the {stream.bound} bound and {stream.kernel} to {self.n_components} with {landmarks}, {bound} and "
-                f"{kernel}: call `fit` to start again."
-            )
+        wanted = {
+            "n_components": (stream.num_neurons, self.n_components), "n_landmarks": (stream.num_landmarks, landmarks),
+            "bound": (stream.bound, bound), "half_life": (stream.half_life, self.half_life),
+            "kernel": (str(stream.kernel), str(kernel)),
+        }  # fmt: skip
+        changed = [f"`{name}` from {old} to {new}" for name, (old, new) in wanted.items() if old != new]
+        if changed:
+            raise ValueError(f"`partial_fit` cannot change {' and '.join(changed)}: call `fit` to start again.")
         stream.batch_size = batch_size
-        stream.learn(x if is_first else x.to(stream.network.W))
+        stream.learn(x if is_first else x.to(stream.reservoir.rows))
         self._stream, self.kernel_ = stream, kernel
-        self._encoder = _LazyEncoder(stream, check_readout(self.readout), stream.reservoir.rows)
+        self._encoder = _LazyEncoder(stream, check_readout(self.readout), self.n_components)
         self.n_samples_seen_ = len(x) + (0 if is_first else self.n_samples_seen_)
         self.n_updates_ = stream.updates
         return self
@@ -161,6 +180,10 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 continue
             if not isinstance(value, int | np.integer) or value < 1:
                 raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}.")
+        if self.half_life is not None and not isinstance(self.half_life, int | float | np.number):
+            raise ValueError(
+                f"`half_life` must be a number of samples, or None to forget nothing, got {self.half_life!r}."
+            )
         check_readout(self.readout)
         self._sizes()
         params = dict(self.kernel_params or {})
@@ -202,7 +225,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     @property
     def _n_features_out(self) -> int:
-        return self.network_.num_neurons
+        return self._encoder.count
 
     def transform(self, X: ArrayLike) -> np.ndarray:
         """Features (samples, n) of samples (samples, m), computed in float64 and cast to the dtype of the samples."""
@@ -237,11 +260,12 @@ def _warn_if_too_narrow(kernel: Kernel, x: Tensor) -> None:
 class _LazyEncoder:
     """Float64 features of a network, or of the current network of a stream, computed on first use.
 
-    Learning from a stream without transforming between samples then computes no readout matrices.
+    Learning from a stream without transforming between samples then computes no readout matrices. A network of fewer
+    neurons than ``count`` has features of 0 for the others.
     """
 
-    def __init__(self, source: KSMNetwork | Stream, readout: Readout, sample: Tensor | None) -> None:
-        self.source, self.readout, self.sample = source, readout, sample
+    def __init__(self, source: KSMNetwork | Stream, readout: Readout, count: int, sample: Tensor | None = None) -> None:
+        self.source, self.readout, self.count, self.sample = source, readout, count, sample
 
     @cached_property
     def network(self) -> KSMNetwork:
@@ -251,7 +275,12 @@ class _LazyEncoder:
     @cached_property
     def features(self) -> LandmarkFeatures:
         """Its features."""
-        return LandmarkFeatures.of(self.network, self.readout, self.sample)
+        if isinstance(self.source, Stream):
+            found = self.source.features(self.readout)
+        else:
+            found = LandmarkFeatures.of(self.source, self.readout, self.sample)
+        missing = self.count - found.M.shape[1]
+        return LandmarkFeatures(found.kernel, found.W, torch.nn.functional.pad(found.M, (0, missing)))
 
 
 class Extractor(Protocol):

@@ -43,6 +43,7 @@ FIGURES = [path.stem for path in sorted(REPRODUCE.glob("*.py")) if "SCRIPT = " i
         "benchmark/evaluation.py",
         "benchmark/features.py",
         "benchmark/reuse.py",
+        "benchmark/streams.py",
         "benchmark/update.py",
         "stress/run.py",
         *(f"reproduce/{name}.py" for name in ["run", *FIGURES]),

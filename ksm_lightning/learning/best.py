@@ -71,6 +71,13 @@ class BestWeights:
         self.lowest = None if self.best is None else self._measure(network, self.best)
         return self.error
 
+    def begin(self, network: KSMNetwork, x: Tensor) -> None:
+        """Measure on this sample (samples, m) from now on; the weights of the start count unless there are others."""
+        is_waiting = self.is_waiting
+        self.watch(network, x)
+        if not is_waiting:
+            self.compare(network)
+
     def compare(self, network: KSMNetwork) -> float | None:
         """Keep the network's weights if they are the best so far; returns their error, None without a sample."""
         if self.error is None:

@@ -27,7 +27,7 @@ _JITTER = {torch.float32: 1e-6, torch.float64: 1e-10}
 def add_jitter(K: Tensor, dtype: torch.dtype) -> Tensor:
     """``K`` (p, p), float64, with a jitter on its diagonal, in place, that suits weights of ``dtype``."""
     own = K.diagonal()
-    own.add_(_JITTER[dtype] * (own + 1e-6 * own.mean()) + 1e-30)  # also where all similarities are 0
+    own.add_(_JITTER[dtype] * (own + 1e-6 * own.mean()) + torch.finfo(dtype).tiny)  # also where all similarities are 0
     return K
 
 

@@ -71,7 +71,7 @@ class Learner:
     ) -> None:
         self.network = network
         self.schedule = schedule
-        self.rule = _make_rule(network, schedule)
+        self.rule, self._is_tight = _make_rule(network, schedule), isinstance(network, TightNetwork)
         self.best = BestWeights()
         self.chooses_ridge = chooses_ridge
         self.stage: Stage = stage or ("unstarted" if schedule.is_natural else "learning")
@@ -122,8 +122,8 @@ class Learner:
             should_stop: Called after each update.
         """
         until, schedule = 0.0, self.schedule
-        if sample is not None and self.best.is_waiting and len(batches):
-            self.best.watch(self.network, sample(0, batches[0]))
+        if sample is not None and len(batches) and (self.best.is_waiting or (self._is_tight and first_update == 0)):
+            self.best.begin(self.network, sample(0, batches[0]))
         with self._block(batches):
             for index in range(len(batches)):
                 update = first_update + index
@@ -161,7 +161,7 @@ class Learner:
     def move_idle_landmarks(self, x: Tensor, **options: Any) -> int:
         """Move landmarks that explain nothing of a sample (samples, m), see :func:`~.relocation.relocate`."""
         moved = relocate(self.network, x, **options)
-        if moved and isinstance(self.network, TightNetwork):
+        if moved and self._is_tight:
             self.balance(x, self.network.num_landmarks / (self.network.num_landmarks + len(x)))
         elif moved:
             self.invalidate()
@@ -208,7 +208,7 @@ class Learner:
 
     def _rates(self, update: int, num_neurons: int, samples: int) -> Rates:
         rates = self.schedule.rates(update, num_neurons, samples)
-        if self.network.kernel.is_homogeneous and not isinstance(self.rule, TightRule):
+        if self.network.kernel.is_homogeneous and not self._is_tight:
             rates = rates._replace(q=0.0)
         return rates if self.rate_factor == 1 else rates.scaled(self.rate_factor)
 

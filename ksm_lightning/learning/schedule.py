@@ -1,7 +1,6 @@
 """Step sizes and kernel parameters as a function of the update count: adaptive, or phases of constant rates."""
 
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -261,50 +260,6 @@ class TightSchedule(AdaptiveSchedule):
         largest = min(self._LARGEST, self._STEP_L * batch / (num_neurons + self._MARGIN * batch))
         step = largest * (self._FINAL_Q + (1 - self._FINAL_Q) * left)
         return Rates(self._STEP_W * (self._FINAL + (1 - self._FINAL) * left), step, step)
-
-
-class StreamSchedule(AdaptiveSchedule):
-    """Natural steps for a stream without an end; updates are numbered by the samples seen so far.
-
-    With ``age = 1 + samples / (4 n)``, W's and q's steps decrease as ``age^-0.75``: slowly enough to reach a solution,
-    fast enough for the noise to vanish (Robbins and Monro). L's decrease as ``1 / age``, like those of a running mean.
-    """
-
-    _HOLD_SAMPLES, _POWER, _POWER_L = 4, 0.75, 1.0
-
-    def __init__(self) -> None:
-        super().__init__(updates=sys.maxsize)
-
-    def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
-        rates = super().rates(0, num_neurons, batch)
-        age = 1 + update / (self._HOLD_SAMPLES * num_neurons)
-        return rates.scaled(age**-self._POWER)._replace(L=rates.L * age**-self._POWER_L)
-
-    def relocates_before(self, update: int) -> bool:
-        return False  # the stream decides when landmarks move
-
-    def constant_until(self, update: int) -> float:
-        return update + 1
-
-
-class TightStreamSchedule(TightSchedule):
-    """Steps of the tight bound for a stream: as in :class:`StreamSchedule`, by the samples seen so far."""
-
-    _HOLD_SAMPLES, _POWER = 8, 0.75
-
-    def __init__(self) -> None:
-        super().__init__(updates=sys.maxsize)
-
-    def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
-        rates = super().rates(0, num_neurons, batch)
-        age = 1 + update / (self._HOLD_SAMPLES * max(num_neurons, batch))
-        return Rates(rates.W * age**-self._POWER, rates.q / age, rates.L / age)
-
-    def relocates_before(self, update: int) -> bool:
-        return False  # the stream decides when landmarks move
-
-    def constant_until(self, update: int) -> float:
-        return update + 1
 
 
 _WARM_UP = Phase(1_000, 0.01, 0.0, 0.1, kernel_params={"alpha": 1})

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
+from ksm_lightning.learning.exact import balance
 from ksm_lightning.learning.learner import Learner
 from ksm_lightning.learning.schedule import Schedule, make_schedule
-from ksm_lightning.learning.units import candidate_count, points_to_draw
+from ksm_lightning.learning.units import candidate_count, natural_ridge, points_to_draw
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
 
 # Number of batches in a block.
@@ -82,7 +83,6 @@ def train(
     return network
 
 
-@torch.no_grad()
 def train_on_few(
     kernel: Kernel,
     x: Tensor,
@@ -95,33 +95,43 @@ def train_on_few(
     seed: int = 0,
     progress: Callable[[int], object] | None = None,
 ) -> KSMNetwork:
-    """Train with the adaptive schedule, also on fewer different samples than neurons or landmarks.
+    """Train with the adaptive schedule, unless there is a landmark for every different sample.
 
-    In that case as many neurons learn as there are different samples, and the others are silent. Landmarks that no
-    sample determines would respond to new points by rounding errors. The arguments are those of :func:`train`.
+    Then there is nothing to learn: the landmarks are the samples, see :func:`network_at`. The arguments are those of
+    :func:`train`.
     """
     p = num_landmarks or num_neurons
-    different = len(torch.unique(x[: 4 * p], dim=0))
-    if different < p <= len(x):
-        different = len(torch.unique(x, dim=0))
-    few, few_landmarks = min(num_neurons, different), min(p, different)
-    trained = train(
-        kernel, x, few, make_schedule(None, updates, bound), bound=bound, num_landmarks=few_landmarks,
+    different = torch.unique(x[: 4 * p], dim=0)
+    if len(different) <= p < len(x):
+        different = torch.unique(x, dim=0)
+    if len(different) <= p:
+        return network_at(kernel, different, x, num_neurons, bound)
+    return train(
+        kernel, x, num_neurons, make_schedule(None, updates, bound), bound=bound, num_landmarks=p,
         batch_size=batch_size, seed=seed, progress=progress,
     )  # fmt: skip
-    if few_landmarks == p:
-        return trained
-    network = NETWORKS[bound](
-        kernel, x.shape[1], num_neurons, trained.ridge, DataInit(x), generator=torch.Generator().manual_seed(seed),
-        num_landmarks=p,
-    ).to(trained.W)  # fmt: skip
-    # A silent neuron has a landmark of length 0, or a gain of 0 where lengths do not matter.
-    gains, has_lengths = network.gains, kernel.is_homogeneous
-    network.W[few_landmarks:] *= 0 if has_lengths else 1
-    gains.copy_(torch.ones_like(gains) if has_lengths and gains.dim() == 1 else torch.zeros_like(gains))
-    network.L.copy_(trained.L.diagonal().median() * torch.eye(num_neurons).to(trained.L))
-    network.W[:few_landmarks], network.L[:few, :few] = trained.W, trained.L
-    gains[tuple(slice(size) for size in trained.gains.shape)] = trained.gains
+
+
+@torch.no_grad()
+def network_at(kernel: Kernel, points: Tensor, x: Tensor, num_neurons: int, bound: Bound) -> KSMNetwork:
+    """A network with a landmark at each of few points, and the exact L (and Q) for the data.
+
+    It has no more neurons than landmarks: those that no sample determines would respond to new points by rounding
+    errors.
+
+    Args:
+        kernel: The similarity.
+        points: Different points (p, m).
+        x: The data (samples, m).
+        num_neurons: Largest number of neurons.
+        bound: ``paper``, which has as many neurons as landmarks, or ``tight``.
+    """
+    neurons = len(points) if bound == "paper" else min(num_neurons, len(points))
+    ridge = natural_ridge(kernel, x, neurons, bound)
+    count, features = points.shape
+    network = NETWORKS[bound](kernel, features, neurons, ridge, lambda *_: points, num_landmarks=count).to(points)
+    network.W.copy_(points)  # the constructor makes float32 of them
+    balance(network, x)
     return network
 
 

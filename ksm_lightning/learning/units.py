@@ -21,6 +21,7 @@ def natural_ridge(kernel: Kernel, x: Tensor, num_neurons: int, bound: Bound = "p
 
     Raises ValueError if the square of the similarity, the unit of the energy, is out of the dtype's range.
     """
+    _check_kernel(kernel, x)
     mean = float(kernel.diag(x.double()).mean())
     limits = torch.finfo(x.dtype)
     if mean != 0 and not math.sqrt(limits.tiny) < abs(mean) < math.sqrt(limits.max / 1e4):
@@ -35,6 +36,7 @@ def natural_ridge(kernel: Kernel, x: Tensor, num_neurons: int, bound: Bound = "p
 @torch.no_grad()
 def check_range(kernel: Kernel, x: Tensor) -> None:
     """Raise ValueError if the square of a sample (samples, m), or of ``f(x, x)``, is out of the dtype's range."""
+    _check_kernel(kernel, x)
     limit = torch.finfo(x.dtype).max / 1e4
     size = torch.maximum(x.square().sum(1), kernel.diag(x).square())
     if not bool((size < limit).all()):
@@ -43,6 +45,19 @@ def check_range(kernel: Kernel, x: Tensor) -> None:
             f"Sample {row} has values of up to {float(x[row].abs().max()):.1e}, whose squares are out of the range of "
             f"{x.dtype}: remove it, or scale the data."
         )
+
+
+def _check_kernel(kernel: Kernel, x: Tensor) -> None:
+    """Raise ValueError if a parameter of the kernel, such as ``1 / sigma^2``, is out of the range of x's dtype."""
+    try:
+        kernel(x[:1], x[:1])
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise ValueError(
+            f"{kernel} is out of the range of {x.dtype}: change its parameters and scale the data alike, or use "
+            "float64 (precision=64-true)."
+        ) from error
 
 
 def points_to_draw(update: int, num_landmarks: int) -> int:
