@@ -1,5 +1,6 @@
 """Export of a feature extractor as a torch program, ONNX or safetensors, with a check of the written file."""
 
+import io
 import json
 import logging
 import math
@@ -31,7 +32,12 @@ class Exported(NamedTuple):
 
 
 def export(
-    extractor: FeatureExtractor, path: str | Path, format: Format, input_shape: Sequence[int] | None = None
+    extractor: FeatureExtractor,
+    path: str | Path,
+    format: Format,
+    input_shape: Sequence[int] | None = None,
+    *,
+    is_new: bool = False,
 ) -> Exported:
     """Write an extractor to a file, load the file, and compare its features with those of the extractor.
 
@@ -43,8 +49,10 @@ def export(
         path: The file to write, atomically.
         format: ``torch``, ``onnx`` or ``safetensors``.
         input_shape: Shape of one input, such as ``(1, 28, 28)``. Default: ``(raw_features,)``.
+        is_new: Whether the file must not exist. By default it is replaced.
 
     Raises:
+        FileExistsError: If the file must be new, and another process has written it in the meantime.
         ValueError: If the format, the shape or the suffix of the file is invalid, or the features differ.
         ModuleNotFoundError: If a package for ONNX is missing.
     """
@@ -62,7 +70,7 @@ def export(
     extractor = extractor.cpu().eval()
     x = example_inputs(extractor).view(-1, *shape)
     write, read = _FORMATS[format]
-    with draft_of(path) as draft:
+    with draft_of(path, is_new=is_new) as draft:
         written = draft.with_name(f"{draft.name}{path.suffix}")  # the libraries check the suffix
         try:
             write(extractor, x, written)
@@ -98,7 +106,9 @@ def _trace(extractor: FeatureExtractor, x: Tensor) -> torch.export.ExportedProgr
 def _write_torch(extractor: FeatureExtractor, x: Tensor, path: Path) -> None:
     about = {"ksm_lightning.json": json.dumps(extractor.description)}
     with _quietly():
-        torch.export.save(_trace(extractor, x), path, extra_files=about)
+        content = io.BytesIO()  # torch does not report why a file cannot be written
+        torch.export.save(_trace(extractor, x), content, extra_files=about)
+    path.write_bytes(content.getbuffer())
 
 
 def _read_torch(path: Path) -> Callable[[Tensor], Tensor]:
@@ -183,5 +193,5 @@ def _quietly() -> Iterator[None]:
 _FORMATS: dict[Format, tuple[Callable[[FeatureExtractor, Tensor, Path], Any], Callable[[Path], Any]]] = {
     "torch": (_write_torch, _read_torch),
     "onnx": (_write_onnx, _read_onnx),
-    "safetensors": (lambda extractor, x, path: extractor.save(path), FeatureExtractor.load),
+    "safetensors": (lambda extractor, x, path: path.write_bytes(extractor.to_bytes()), FeatureExtractor.load),
 }

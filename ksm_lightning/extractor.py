@@ -268,14 +268,18 @@ class FeatureExtractor(Frozen):
 
     def save(self, path: str | Path) -> Path:
         """Write the extractor to one ``.safetensors`` file, atomically, and return the path. :meth:`load` reads it."""
-        from safetensors.torch import save
-
         path = Path(path)
         if path.suffix != ".safetensors":
             raise ValueError(f"An extractor is saved to a .safetensors file, got {path}.")
         with draft_of(path) as draft:
-            draft.write_bytes(save(self._tensors(), metadata={"ksm_lightning": json.dumps(self.description)}))
+            draft.write_bytes(self.to_bytes())
         return path
+
+    def to_bytes(self) -> bytes:
+        """The content of the file that :meth:`save` writes."""
+        from safetensors.torch import save
+
+        return save(self._tensors(), metadata={"ksm_lightning": json.dumps(self.description)})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -294,8 +298,9 @@ class FeatureExtractor(Frozen):
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {}).get("ksm_lightning", "null"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise ValueError(f"{path} is damaged or not a safetensors file: {error}.") from error
+        except (SafetensorError, OSError, ValueError, RecursionError, RuntimeError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{path} is damaged or not a safetensors file: {reason}.") from error
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise ValueError(f"{path} is not a feature extractor that this version of ksm_lightning can read.")
         try:
@@ -305,9 +310,11 @@ class FeatureExtractor(Frozen):
             extractor = cls(kernel, tensors["W"], tensors["M"], prepare, about["readout"])
         except KeyError as error:
             raise ValueError(f"The extractor {path} is damaged: {error} is missing.") from error
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"The extractor {path} cannot be used: {error}") from error
-        if extractor.identity != about.get("identity"):
+        except Exception as error:  # damaged values can fail in any way
+            raise ValueError(f"The extractor {path} cannot be used: {' '.join(str(error).split())}") from error
+        # The version, which wrote the file, is not a part of the identity.
+        stored, found = ({**each, "version": ""} for each in (about, extractor.description))
+        if stored != found or set(tensors) != set(extractor._tensors()):
             raise ValueError(f"The extractor {path} is damaged: its content does not match its identity.")
         return extractor
 

@@ -1,22 +1,20 @@
 """The network as a LightningModule: Lightning's hooks, and what is logged. Learning itself is in the Learner."""
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import lightning as L
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.data.datamodule import datamodule_of, training_inputs
 from ksm_lightning.data.loaders import batches_of, has_length, inputs_of
-from ksm_lightning.learning import HyperParameters, Learner, Observation, Rates, candidate_count
+from ksm_lightning.learning import HyperParameters, Learner, candidate_count
 from ksm_lightning.learning.learner import Stage
 from ksm_lightning.learning.training import REFINEMENT
 from ksm_lightning.learning.units import choose_points, points_to_draw
@@ -24,18 +22,16 @@ from ksm_lightning.network import DataInit, KSMNetwork
 from ksm_lightning.network.readout import read_out
 from ksm_lightning.private_apis import attached_trainer, count_updates
 from ksm_lightning.runs import metric_names as names
-from ksm_lightning.runs.checkpoint import FORMAT, check_content, read_checkpoint
-from ksm_lightning.runs.run_state import RunState, TrainerCollectives
+from ksm_lightning.runs.checkpoint import check_content, read_checkpoint
+from ksm_lightning.runs.conditions import add_section, check_continuation
+from ksm_lightning.runs.cut_short import cut_short
+from ksm_lightning.runs.logger import log_final_scores
+from ksm_lightning.runs.optimizer import HebbianOptimizer
+from ksm_lightning.runs.run_state import StoppableModule, TrainerCollectives
+from ksm_lightning.runs.stop import StoppedEarly
 
 
-class HebbianOptimizer(torch.optim.Optimizer):
-    """Shows W, q and L to Lightning as named groups. The closure makes the updates of a block."""
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        return None if closure is None else closure()
-
-
-class KernelSimilarityMatching(L.LightningModule):
+class KernelSimilarityMatching(StoppableModule):
     """Trains a KSMNetwork: W and q descend the energy, L ascends it, one batch per update.
 
     The gradients have closed forms and nothing is back-propagated. Lightning's loop gets blocks of batches; each batch
@@ -63,7 +59,6 @@ class KernelSimilarityMatching(L.LightningModule):
             raise TypeError(f"There is no option {unknown[0]!r}; the options are {', '.join(HyperParameters.names())}.")
         hyper = HyperParameters(**options)
         self.save_hyperparameters(hyper.as_primitives())
-        self.run_state = RunState()
         self._preprocessing: dict[str, Any] | None = None
         self._given_ridge = hyper.ridge if "ridge" in options else None
         # Without `in_features` this network is a placeholder.
@@ -129,8 +124,7 @@ class KernelSimilarityMatching(L.LightningModule):
         self.hparams["ridge"] = self.network.ridge
 
     def on_fit_start(self) -> None:
-        """Reset what callbacks may have set, and check that the precision is full."""
-        self.run_state.should_pause = False
+        """Check that the precision is full."""
         if self.trainer.precision not in ("32-true", "64-true"):
             raise ValueError(
                 f"The update solves linear systems and needs full precision: set `precision` to 32-true or 64-true, "
@@ -138,18 +132,26 @@ class KernelSimilarityMatching(L.LightningModule):
             )
 
     def on_train_start(self) -> None:
+        self.leave_if_stopped()
         self.run_state.start(self.global_step)
+        self.run_state.needs_finish &= self.global_step >= self.schedule.total_updates  # unless it is longer now
+
+    def on_train_epoch_start(self) -> None:
+        self.run_state.log.start_epoch()
+
+    def on_train_epoch_end(self) -> None:
+        self._log_epoch_energy(is_due=True)  # a continued run may end the epoch of its checkpoint without an update
 
     def on_validation_end(self) -> None:
         self.run_state.measure(self.global_step)  # includes the time of the validation
+        self.leave_if_stopped()
 
     def on_train_end(self) -> None:
-        """Log hyper-parameters and final scores for TensorBoard's hparams tab."""
-        metrics = self.trainer.callback_metrics
-        scores = {names.final(name): float(metrics[name]) for name in names.FINAL_SCORES if name in metrics}
-        for logger in self.trainer.loggers:
-            if isinstance(logger, TensorBoardLogger) and scores:
-                logger.log_hyperparams(dict(self.hparams), scores)
+        """Say what was left out, and log hyper-parameters and final scores for TensorBoard's hparams tab."""
+        log_final_scores(self.trainer.loggers, dict(self.hparams), self.trainer.callback_metrics)
+        if missing := cut_short(self.schedule, self.global_step, self.hparams["consolidate"]):
+            rank_zero_info(missing)
+        self.end_run()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimizer with the groups W, q and L. Each ``lr`` is the step size of the last update."""
@@ -171,27 +173,19 @@ class KernelSimilarityMatching(L.LightningModule):
         self.ensure_started(batch)
         first = self.global_step
         batches = batches[: max(0, self.schedule.total_updates - first)]
+        log, stop = self.run_state.log, self.run_state.stop
         log_every: int = getattr(self.trainer, "log_every_n_steps", 0)  # 0 in a barebones trainer
-        updates, energy, logged = range(first, first + len(batches)), None, []
-        to_log = {update for update in updates if log_every and (update + 1) % log_every == 0}
-        observed = {*to_log, *updates[-1:]}
-
-        def on_observation(update: int, seen: Observation, rates: Rates) -> None:
-            nonlocal energy
-            energy = seen.energy.total
-            if update in to_log:
-                logged.extend(self._log_update(update, seen, rates))
-
+        log.start_block(range(first, first + len(batches)), log_every)
+        is_alone = self.is_alone  # several processes must end a block together
         made = optimizer.step(
             lambda: self.learner.learn(
-                batches, first, sample=self.points_for_idle_landmarks,
-                observe=observed.__contains__, on_observation=on_observation,
-                should_stop=lambda: self.run_state.should_pause,
+                batches, first, sample=self.points_for_idle_landmarks, observe=log.observes,
+                on_observation=partial(log.add, collectives=self.learner.collectives, loggers=self.loggers),
+                should_stop=lambda: is_alone and stop.is_set,
             )
         )  # fmt: skip
         count_updates(self.trainer, made - 1)
-        if logged:
-            self.log(names.TRAIN_ENERGY, logged[-1][1], prog_bar=True, logger=False)
+        self._log_epoch_energy(bool(log.logged))
         rates = self.learner.rates(first + made - 1, batches.shape[1])
         for group in optimizer.param_groups:
             group["lr"] = getattr(rates, group["name"] if group["name"] in "WL" else "q")
@@ -201,8 +195,9 @@ class KernelSimilarityMatching(L.LightningModule):
         self.learner.set_kernel_for(first + made)
         if first + made >= self.schedule.total_updates:
             self.finish()
-            self.trainer.should_stop = True
-        return {"energy": energy, "logged_energies": logged}
+            self.trainer.should_stop = not self.run_state.needs_finish
+        self.agree_to_stop()  # and leave after the callbacks, which save a checkpoint
+        return {"energy": log.energy, "logged_energies": log.logged}
 
     def points_for_idle_landmarks(self, update: int, batch: Tensor) -> Tensor:
         """Points for idle landmarks: the same on every process, and the same in a resumed run."""
@@ -212,18 +207,13 @@ class KernelSimilarityMatching(L.LightningModule):
         different: Tensor = torch.unique(self.learner.collectives.gather(batch), dim=0)
         return choose_points(different, update, self.network.num_landmarks)
 
-    def _log_update(self, update: int, seen: Observation, rates: Rates) -> list[tuple[int, float]]:
-        """Log energy, step sizes and health of an update, all from what it computed anyway."""
-        values = names.of_update(seen)
-        stacked = torch.stack([value.double() for value in values.values()])
-        means = dict(zip(values, self.learner.collectives.mean(stacked).tolist(), strict=True))  # one reduction for all
-        if not all(map(math.isfinite, means.values())):
-            return []  # the divergence guard reports it at the end of the block
-        means |= {names.rate(name): rate for name, rate in rates._asdict().items()}
-        # Directly to the loggers: one call of `self.log` per value would take longer than the update.
-        for logger in self.loggers:
-            logger.log_metrics(means, step=update + 1)
-        return [(update + 1, means[names.TRAIN_ENERGY])]
+    def _log_epoch_energy(self, is_due: bool) -> None:
+        """Give callbacks the mean energy of the epoch so far, if it is due, and at the end of the epoch."""
+        trainer, done = self.trainer, self.global_step
+        is_last = trainer.is_last_batch or done >= self.schedule.total_updates or done == trainer.max_steps
+        energy = self.run_state.log.epoch_energy() if is_due or is_last else None
+        if energy is not None and not trainer.barebones:
+            self.log(names.TRAIN_ENERGY, energy, prog_bar=True, logger=False)
 
     def _check_finite(self) -> None:
         bad = self.learner.not_finite()
@@ -249,7 +239,13 @@ class KernelSimilarityMatching(L.LightningModule):
                 "the data, or set `consolidate=False`."
             )
             return
-        self.consolidate()
+        self.run_state.needs_finish = True
+        blocks = training_inputs(self.trainer)
+        try:
+            self.consolidate(self.run_state.stop.until_set(blocks) if self.is_alone else blocks)
+        except StoppedEarly:
+            return
+        self.run_state.needs_finish = False
 
     def consolidate(self, blocks: Iterable[Tensor] | None = None) -> float:
         """Set L (and Q) to the exact value for W (and q) and all training points; returns the bound J.
@@ -266,25 +262,25 @@ class KernelSimilarityMatching(L.LightningModule):
     # ------------------------------------------------------------------ checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the format, the learner's state, and how the data was preprocessed."""
-        data = datamodule_of(self.trainer)
-        preprocessing = self._preprocessing if data is None else data.preprocessing.state()
-        learner = self.learner.state_dict()
-        checkpoint["ksm_lightning"] = {"format": FORMAT, "learner": learner, "preprocessing": preprocessing}
+        """Add the learner's state, how the data was preprocessed, and a digest; Lightning calls this hook last."""
+        learner, run = self.learner.state_dict(), self.run_state.state()
+        add_section(checkpoint, self.trainer, learner, run, self._preprocessing)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the ridge, the kernel of the phase and the learner's state; Lightning restores the weights.
 
         Raises:
-            ValueError: If the checkpoint has another format, or is of another network.
+            ValueError: If the checkpoint is damaged or of another network, or `fit` would continue it on other data.
         """
         check_content(checkpoint, "The checkpoint")
+        check_continuation(checkpoint, attached_trainer(self))
         saved = checkpoint["hyper_parameters"]
         HyperParameters.check_same_network({**self.hparams, "ridge": self._given_ridge}, saved)
         self.network.ridge = self.hparams["ridge"] = float(saved["ridge"])
         self._preprocessing = checkpoint["ksm_lightning"]["preprocessing"]
         self.learner.load_state_dict(checkpoint["ksm_lightning"]["learner"])
         self.learner.set_kernel_for(checkpoint["global_step"])
+        self.run_state.load_state(checkpoint["ksm_lightning"].get("run", {}))
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -337,13 +333,16 @@ class KernelSimilarityMatching(L.LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Features of a block of points: responses, or what the run state's encoder computes."""
+        if self.is_alone:
+            self.leave_if_stopped()
         x, encoder = inputs_of(batch), self.run_state.encoder
         return self.forward(x) if encoder is None else encoder(x).to(self.network.W.dtype)
 
     def _evaluation_step(self, batch: Any, stage: names.Stage) -> Tensor:
-        x = inputs_of(batch)
-        y = self.forward(x)
-        self.log(names.energy(stage), self.network.energy_of(x, y).to(y.dtype), batch_size=len(x), sync_dist=True)
+        x, skips = inputs_of(batch), self.skips_work()
+        y = self.forward(x[:0] if skips else x)
+        energy = y.new_tensor(torch.nan) if skips else self.network.energy_of(x, y).to(y.dtype)
+        self.log(names.energy(stage), energy, batch_size=len(x), sync_dist=True)
         if self.trainer.state.fn == "fit":
             # Lightning's loggers use this name as the x axis, which otherwise counts blocks of updates.
             self.log("step", float(self.global_step), batch_size=len(x))

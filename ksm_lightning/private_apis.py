@@ -8,6 +8,8 @@ or jsonargparse (tried: 4.53.0). Lightning is not imported here, so that the lay
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import lightning as L
     from tensorboard.compat.proto.summary_pb2 import Summary
     from torch.utils.tensorboard import SummaryWriter
@@ -32,6 +34,21 @@ def count_updates(trainer: "L.Trainer", updates: int) -> None:
     for tracker in (progress.total, progress.current):
         tracker.ready += updates
         tracker.completed += updates
+
+
+def after_signal_registration(trainer: "L.Trainer", action: "Callable[[], object]") -> None:
+    """Call ``action`` each time the trainer has registered its signal handlers, which it does before it runs a loop.
+
+    Reason: Lightning's handler of SIGTERM writes to the log and, with several processes, waits for a broadcast inside
+    the handler, so it has to be replaced at once. The first public hook after it comes later, after a barrier.
+    """
+    connector = trainer._signal_connector
+
+    def register() -> None:
+        type(connector).register_signal_handlers(connector)
+        action()
+
+    connector.register_signal_handlers = register  # type: ignore[method-assign]
 
 
 def checkpoint_content(trainer: "L.Trainer") -> dict[str, Any]:

@@ -16,6 +16,8 @@ from ksm_lightning.kernels import Kernel, make_kernel
 # LightningCLI calls methods that jsonargparse has deprecated.
 os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
 
+collect_ignore = ["helpers/crash_points.py"]  # a program of its own, which imports from scripts/stress
+
 
 def pytest_collection_modifyitems(items):
     """Skip the tests marked ``mnist`` if the files are missing."""

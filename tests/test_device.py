@@ -101,7 +101,9 @@ def test_a_training_step_stays_on_the_device_and_does_not_synchronise(fake_cuda,
     optimizer = LightningOptimizer(module.configure_optimizers())
     optimizer._strategy = SimpleNamespace(optimizer_step=lambda optimizer, closure, **options: optimizer.step(closure))
     module.optimizers = lambda: optimizer
-    module.__dict__["_trainer"] = SimpleNamespace(global_step=0, log_every_n_steps=50, world_size=1)
+    module.__dict__["_trainer"] = SimpleNamespace(
+        global_step=0, log_every_n_steps=50, world_size=1, loggers=[], is_last_batch=False, max_steps=-1
+    )
     monkeypatch.setattr("ksm_lightning.module.count_updates", lambda trainer, more: None)
     (block,) = UpdateLoader(Points(on_cuda(50, 4), device=CUDA), batch_size=8, updates_per_epoch=3)
     outputs = module.training_step(block, 0)
@@ -121,7 +123,7 @@ def test_energy_and_its_terms_stay_on_the_device(fake_cuda):
 def test_validation_stays_on_the_device(fake_cuda, spec):
     module = model(spec[0], **spec[1])
     logged = {}
-    module.__dict__["_trainer"] = SimpleNamespace(state=SimpleNamespace(fn="validate"))
+    module.__dict__["_trainer"] = SimpleNamespace(state=SimpleNamespace(fn="validate"), world_size=1)
     module.log = lambda name, value, **options: logged.__setitem__(name, value)
     with torch.inference_mode():
         y = module.validation_step((on_cuda(10, 4), on_cuda(10, dtype=torch.int64)), 0)

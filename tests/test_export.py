@@ -14,6 +14,7 @@ import torch
 
 from helpers.commands import FEW, HALF_MOONS, refused
 from helpers.extractors import MEAN, SCALE, extractor_of, raw_points, reference
+from helpers.limits import file_size_limit
 from ksm_lightning import FeatureExtractor
 from ksm_lightning import export as export_module
 from ksm_lightning.cli import main
@@ -235,6 +236,34 @@ def test_a_checkpoint_is_exported_to_its_run_folder(run, capsys):
     assert f"Usage:  ksm_lightning.FeatureExtractor.load('{path}')" in out
     assert float(re.search(r"Largest difference from PyTorch on \d+ inputs: ([\d.e+-]+)\.", out)[1]) < 1e-5
     assert extractor.preprocessing.mean.abs().min() > 0.1
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torch"])
+def test_a_file_that_another_process_writes_in_the_meantime_is_kept(run, capsys, monkeypatch, format):
+    path = run / f"neural{export_module.SUFFIXES[format]}"
+    write, read = export_module._FORMATS[format]
+
+    def write_late(extractor, x, draft):
+        write(extractor, x, draft)
+        path.write_bytes(b"precious")
+
+    monkeypatch.setitem(export_module._FORMATS, format, (write_late, read))
+    before = {*run.iterdir(), path}
+    sentence = refused(capsys, "export", f"--ckpt_path={ckpt(run)}", f"--format={format}")
+    assert sentence == (
+        f"{path} was written by another process in the meantime and is left as it is: choose another file."
+    )
+    assert path.read_bytes() == b"precious"
+    assert set(run.iterdir()) == before
+
+
+@pytest.mark.parametrize("format", export_module.SUFFIXES)
+def test_an_export_to_a_full_disk_names_the_file(tmp_path, format):
+    path = tmp_path / f"x{export_module.SUFFIXES[format]}"
+    with file_size_limit(500), pytest.raises(OSError, match="could not be written") as caught:
+        export(extractor_of(), path, format)
+    assert str(caught.value) == f"{path} could not be written: File too large."
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_run_folder_is_found_from_inside_the_checkpoints_folder(run, monkeypatch):

@@ -784,6 +784,14 @@ def flip(path, index):
         (lambda p: rewritten(p, lambda t, a: t.update(M=t["M"][:3])), r"got \(7, 4\) in torch.float32 and \(3, 7\)"),
         (lambda p: rewritten(p, lambda t, a: t["preprocessing.scale"].zero_()), "a scale that is not positive"),
         (lambda p: rewritten(p, lambda t, a: a.update(crop=1)), "its content does not match its identity"),
+        (lambda p: rewritten(p, lambda t, a: a.update(in_features=5)), "its content does not match its identity"),
+        (lambda p: rewritten(p, lambda t, a: a.update(more=1)), "its content does not match its identity"),
+        (lambda p: rewritten(p, lambda t, a: t.update(N=t["M"] + 1)), "its content does not match its identity"),
+        (lambda p: rewritten(p, lambda t, a: t.update(W=t["W"].int())), "cannot be used|does not match its identity"),
+        (
+            lambda p: save_file({"W": torch.eye(2)}, p, {"ksm_lightning": "[" * 100_000 + "]" * 100_000}),
+            "damaged or not a safetensors file",
+        ),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_sentence(tmp_path, spoil, message):

@@ -1,5 +1,6 @@
 """Each private name of a library behaves as :mod:`ksm_lightning.private_apis` expects."""
 
+import signal
 import subprocess
 import sys
 
@@ -135,3 +136,25 @@ def test_a_metric_is_synced_inside_compute_of_several_processes():
     shared.update(2.0)
     assert shared.compute() == (True, 4.0)
     assert not private_apis.is_synced(shared)
+
+
+def test_an_action_follows_the_registration_of_signal_handlers():
+    """Without it, Lightning's own handler of SIGTERM would be in place while a loop runs."""
+    handlers = []
+
+    def note() -> None:
+        handlers.append(signal.getsignal(signal.SIGTERM))
+
+    class Look(Callback):
+        def setup(self, trainer, pl_module, stage):
+            note()
+            private_apis.after_signal_registration(trainer, note)
+
+        def on_train_start(self, trainer, pl_module):
+            note()
+
+    fitted(callbacks=[Look()])
+    before, registered, later = handlers
+    assert type(registered).__name__ == "_HandlersCompose"
+    assert later is registered, "nothing is registered between the action and the loop"
+    assert signal.getsignal(signal.SIGTERM) is before

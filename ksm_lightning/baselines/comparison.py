@@ -1,7 +1,8 @@
 """Errors of all methods on one kernel and one data set, for several numbers of features and several seeds.
 
 For each number of features, all representations are computed first and then scored in one pass over the kernel matrix.
-Finished work is stored in files, so that an interrupted comparison continues where it stopped.
+Finished work is stored in files, so that an interrupted comparison continues where it stopped. One process at a time
+writes to a folder.
 """
 
 import hashlib
@@ -9,7 +10,8 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from ksm_lightning.baselines.methods import METHODS, READOUT_METHODS, NetworkOpt
 from ksm_lightning.baselines.networks import Phases, SimilarityMatching
 from ksm_lightning.baselines.tables import Row, read_rows, summarise, write_rows, write_summary
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
-from ksm_lightning.files import write_array, write_text
+from ksm_lightning.files import claimed, write_array, write_text
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.kernels.pairs import random_subset
 from ksm_lightning.learning.schedule import make_schedule
@@ -55,6 +57,7 @@ class Comparison:
 
     Raises:
         ValueError: If an argument is invalid, or the folder holds a different comparison.
+        BlockingIOError: If another process is writing to the folder.
     """
 
     kernel: Kernel
@@ -70,6 +73,7 @@ class Comparison:
     fourier_features: int = 1
     on_step: OnStep = lambda text, done, total: None
     rows: list[Row] = field(init=False, default_factory=list)
+    _is_claimed: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         if self.methods is None:
@@ -99,7 +103,8 @@ class Comparison:
             NormalInit(self.init_scale)
         if self.fourier_features < 1:
             raise ValueError(f"`fourier_features` must be at least 1, got {self.fourier_features}.")
-        self._open()
+        with self.claimed():
+            pass  # errors of the folder come now, not at `run`
 
     # ------------------------------------------------------------------ files
 
@@ -108,8 +113,23 @@ class Comparison:
         """Path of the table of all runs."""
         return self.folder / "errors.csv"
 
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Reserve the folder for this process, and read what others have written to it before; may be nested."""
+        if self._is_claimed:
+            yield
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with claimed(self.folder, "wait for its end, or choose another folder."):
+            self._open()
+            self._is_claimed = True
+            try:
+                yield
+            finally:
+                self._is_claimed = False
+
     def _open(self) -> None:
-        """Create the folder, or read the results of an earlier run after checking that it was the same comparison."""
+        """Start a new folder, or read the results of an earlier run after checking that it was the same comparison."""
         identity = {
             "kernel": repr(self.kernel),
             "points": list(self.x.shape),
@@ -131,10 +151,9 @@ class Comparison:
                     f"The folder {self.folder} holds a comparison {what}: choose another folder or remove this one."
                 )
             self.rows = read_rows(self.table_path) if self.table_path.exists() else []
-        elif self.folder.exists() and any(self.folder.iterdir()):
+        elif any(not path.name.startswith(".") for path in self.folder.iterdir()):
             raise ValueError(f"The folder {self.folder} holds other files: choose a new folder for the comparison.")
         else:
-            self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(identity, indent=1) + "\n")
 
     def missing(self, n: int) -> list[tuple[str, int]]:
@@ -151,6 +170,10 @@ class Comparison:
 
     def run(self) -> list[Row]:
         """Compute the missing results, size by size, and return all rows."""
+        with self.claimed():
+            return self._run()
+
+    def _run(self) -> list[Row]:
         missing = {n: self.missing(n) for n in self.sizes}
         self._done, self._all = 0, sum(n * len(jobs) for n, jobs in missing.items())
         for n, jobs in missing.items():
@@ -167,7 +190,7 @@ class Comparison:
         for name, seed in jobs:
             self._text = f"n = {n}, {METHODS[name].label}, seed {seed}"
             self.on_step(self._text, self._done, self._all)
-            if not _cached(cache, name, seed).exists():
+            if not (_cached(cache, name, seed).exists() and _seconds(cache, name, seed).exists()):
                 self._cache_features(cache, name, n, seed)
             self._done += n
         self.on_step(f"n = {n}, kernel error", self._done, self._all)

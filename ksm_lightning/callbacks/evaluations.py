@@ -1,6 +1,7 @@
 """Evaluations at validations and tests: the kernel error, a linear probe and KMeans."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import lightning as L
@@ -19,13 +20,15 @@ from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.readout import Readout, check_readout, feature_count, make_encoder
 from ksm_lightning.runs import metric_names
 from ksm_lightning.runs.metric_names import Stage
+from ksm_lightning.runs.stop import StoppedEarly
 
 
 class Evaluation(Callback):
     """Base class of evaluations: computes scores at validations and tests, and logs them.
 
     A subclass implements :meth:`evaluate`. An evaluation must not change the network or the global random state, so
-    that a run with it is bitwise equal to a run without it.
+    that a run with it is bitwise equal to a run without it. After a signal the run ends before and after an evaluation;
+    a long one can read ``model.run_state.stop.is_set``.
 
     Args:
         min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
@@ -74,8 +77,11 @@ class Evaluation(Callback):
         data = datamodule_of(trainer)
         assert data is not None
         assert isinstance(pl_module, KernelSimilarityMatching)
+        pl_module.leave_if_stopped()
+        scores = self.evaluate(trainer, pl_module, data, stage)
+        pl_module.leave_if_stopped()  # the evaluation may have been left early
         self.last_update = trainer.global_step
-        for name, value in self.evaluate(trainer, pl_module, data, stage).items():
+        for name, value in scores.items():
             pl_module.log(name, value, prog_bar=self.in_progress_bar)
 
 
@@ -142,15 +148,16 @@ class KernelErrorEvaluation(_ReadoutEvaluation):
         self, trainer: L.Trainer, model: KernelSimilarityMatching, data: KSMDataModule, stage: Stage
     ) -> dict[str, float]:
         x = _evaluated_points(model, data, stage, self.max_points)[0]
-        representations = [
-            model.features(x, readout, data.readout_sample(readout), self.count_for(readout))
-            for readout in self.readouts
-        ]
+        representations = []
+        for readout in self.readouts:
+            if model.is_alone:
+                model.leave_if_stopped()
+            representations.append(model.features(x, readout, data.readout_sample(readout), self.count_for(readout)))
         tiles = sum(1 for _ in symmetric_tiles(len(x)))
         with _late_bar(trainer, len(range(trainer.global_rank, tiles, trainer.world_size)), "Kernel error") as bar:
             metric = KernelNRMSE(
                 model.network.kernel, len(self.readouts), is_replicated=trainer.world_size > 1, progress=bar.update,
-                sync_on_compute=False,
+                should_stop=lambda: model.run_state.stop.is_set, sync_on_compute=False,
             )  # fmt: skip
             metric.update(x, *representations)
             errors = metric.compute().reshape(-1).tolist()
@@ -204,25 +211,27 @@ class LinearProbe(_ReadoutEvaluation):
     ) -> dict[str, float]:
         if data.train_labels is None:
             return {}
-        scores: dict[str, float] = {}
-        if trainer.is_global_zero:
-            sets = data.probe_sets()
-            assert sets is not None
-            sample = data.readout_sample(self.readout)
-            encode = make_encoder(model.network, self.readout, sample, self.num_features)
-            smallest = int(torch.unique(sets["train"][1], return_counts=True)[1].min())
-            probe = linear_probe(
-                *(sets[name] for name in ("train", "validation", "test")),
-                per_class=min(self.labels_per_class, smallest),
-                seeds=range(self.num_seeds),
-                penalties=self.penalties,
-                selection=self.selection,
-                encode=lambda x: encode(x.to(model.network.W)),
-            )
-            scores[metric_names.probe_accuracy("val")] = probe.validation_accuracy
-            if self.selection == "validation":
-                scores[metric_names.probe_accuracy("test")] = probe.accuracy
-        return trainer.strategy.broadcast(scores)
+        return _on_first_process(trainer, lambda: self._scores(model, data))
+
+    def _scores(self, model: KernelSimilarityMatching, data: KSMDataModule) -> dict[str, float]:
+        sets = data.probe_sets()
+        assert sets is not None
+        sample = data.readout_sample(self.readout)
+        encode = make_encoder(model.network, self.readout, sample, self.num_features)
+        smallest = int(torch.unique(sets["train"][1], return_counts=True)[1].min())
+        probe = linear_probe(
+            *(sets[name] for name in ("train", "validation", "test")),
+            per_class=min(self.labels_per_class, smallest),
+            seeds=range(self.num_seeds),
+            penalties=self.penalties,
+            selection=self.selection,
+            encode=lambda x: encode(x.to(model.network.W)),
+            check=model.run_state.stop.leave_work,
+        )
+        scores = {metric_names.probe_accuracy("val"): probe.validation_accuracy}
+        if self.selection == "validation":
+            scores[metric_names.probe_accuracy("test")] = probe.accuracy
+        return scores
 
 
 class KMeansProbe(_ReadoutEvaluation):
@@ -266,16 +275,30 @@ class KMeansProbe(_ReadoutEvaluation):
         labels = data.evaluation_labels(stage)
         if labels is None:
             return {}
-        scores: dict[str, float] = {}
-        if trainer.is_global_zero:
-            x, chosen = _evaluated_points(model, data, stage, self.max_points)
-            classes, numbered = torch.unique(labels[chosen], return_inverse=True)
-            y = model.features(x, self.readout, data.readout_sample(self.readout), self.num_features)
-            inputs: dict[Literal["x", "y"], Tensor] = {"x": x, "y": y}
-            for name, features in inputs.items():
-                clusters = kmeans(features, min(len(classes), len(x)), starts=self.starts)
-                scores[metric_names.kmeans_accuracy(stage, name)] = matched_accuracy(clusters.assignment, numbered)
-        return trainer.strategy.broadcast(scores)
+        return _on_first_process(trainer, lambda: self._scores(model, data, labels, stage))
+
+    def _scores(
+        self, model: KernelSimilarityMatching, data: KSMDataModule, labels: Tensor, stage: Stage
+    ) -> dict[str, float]:
+        x, chosen = _evaluated_points(model, data, stage, self.max_points)
+        classes, numbered = torch.unique(labels[chosen], return_inverse=True)
+        y = model.features(x, self.readout, data.readout_sample(self.readout), self.num_features)
+        inputs: dict[Literal["x", "y"], Tensor] = {"x": x, "y": y}
+        scores = {}
+        for name, features in inputs.items():
+            count, check = min(len(classes), len(x)), model.run_state.stop.leave_work
+            clusters = kmeans(features, count, starts=self.starts, check=check)
+            scores[metric_names.kmeans_accuracy(stage, name)] = matched_accuracy(clusters.assignment, numbered)
+        return scores
+
+
+def _on_first_process(trainer: L.Trainer, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """The scores that the first process computes, on all processes; none if a signal has ended the work."""
+    scores: dict[str, float] = {}
+    if trainer.is_global_zero:
+        with suppress(StoppedEarly):  # the other processes wait for the broadcast
+            scores = compute()
+    return trainer.strategy.broadcast(scores)
 
 
 def _evaluated_points(

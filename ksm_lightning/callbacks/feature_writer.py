@@ -1,9 +1,11 @@
 """The files of ``ksm predict``: the features of all points, their labels, and a description of the extractor."""
 
+import errno
 import json
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,11 +18,19 @@ from torch import Tensor
 from ksm_lightning.data import PointLoader
 from ksm_lightning.data.datamodule import datamodule_of
 from ksm_lightning.extractor import FeatureExtractor
-from ksm_lightning.files import draft_of, write_array, write_text
+from ksm_lightning.files import (
+    claimed,
+    draft_of,
+    draft_path,
+    draft_tag,
+    naming_errors,
+    publish_together,
+    remove_unfinished,
+)
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.readout import Readout, check_readout, feature_count
 
-_Draft = Literal["features", "labels", "written"]
+_Draft = Literal["features", "labels", "written", "about"]
 
 
 class FeatureWriter(BasePredictionWriter):
@@ -29,7 +39,8 @@ class FeatureWriter(BasePredictionWriter):
     Each process writes its rows to one memory-mapped file, so the features may be larger than memory. A ``.npz`` file
     holds the arrays ``features`` (samples, k), ``labels`` (samples,) if the data has labels, and ``extractor``, a JSON
     text that describes the extractor. A ``.npy`` file holds the features alone; the rest is in ``NAME_labels.npy`` and
-    ``NAME.json``. Labels that are not integers are not written. Files are complete when they appear.
+    ``NAME.json``. Labels that are not integers are not written. Files are complete when they appear. Of two runs that
+    write the same file, the second one is refused.
 
     Args:
         path: The ``.npy`` or ``.npz`` file to write, which must not exist.
@@ -49,6 +60,8 @@ class FeatureWriter(BasePredictionWriter):
         self._arrays: dict[_Draft, np.memmap] = {}
         self._extractor: FeatureExtractor | None = None
         self._has_labels = False
+        self._tag = ""  # of this run's drafts, the same on all ranks
+        self._claim = ExitStack()  # on the first rank, from `setup` to the end
 
     # ------------------------------------------------------------------ before
 
@@ -57,11 +70,23 @@ class FeatureWriter(BasePredictionWriter):
             return
         if self.path.suffix not in (".npy", ".npz"):
             raise ValueError(f"Features are written as .npy or .npz, got {self.path}: change --features.path.")
-        for path in (self.path, *self._beside().values()):
-            if path.exists():
-                raise FileExistsError(f"{path} exists already: choose another file with --features.path.")
         if isinstance(pl_module, KernelSimilarityMatching):
             feature_count(pl_module.network, self.readout, self.num_features)
+        _on_first_rank(trainer, self._claim_files)
+        self._tag = trainer.strategy.broadcast(self._tag)
+
+    def _claim_files(self) -> None:
+        """Refuse files that exist or that another run is writing."""
+        other = "choose another file with --features.path."
+        with naming_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._claim.enter_context(claimed(self.path, other))
+        beside = self._beside().values()
+        remove_unfinished(self.path, beside)
+        for path in (self.path, *beside):
+            if path.exists():
+                raise FileExistsError(f"{path} exists already: {other}")
+        self._tag = draft_tag()
 
     def _beside(self) -> dict[str, Path]:
         """The files that belong to a ``.npy`` file."""
@@ -70,7 +95,7 @@ class FeatureWriter(BasePredictionWriter):
         return {"labels": self.path.with_name(f"{self.path.stem}_labels.npy"), "about": self.path.with_suffix(".json")}
 
     def _draft(self, name: _Draft) -> Path:
-        return self.path.with_name(f".{self.path.name}.{name}")
+        return draft_path(self.path, self._tag, name)
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         samples = _count(_only_loader(trainer))
@@ -89,11 +114,12 @@ class FeatureWriter(BasePredictionWriter):
         shape = (samples, self._extractor.out_features)
         dtypes: dict[_Draft, Any] = {"labels": np.int64, "written": np.bool_}
         dtypes["features"] = pl_module.network.W.detach().cpu().numpy().dtype
-        if trainer.is_global_zero:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+
+        def create() -> None:
             for name, dtype in dtypes.items():
-                np.lib.format.open_memmap(self._draft(name), "w+", dtype, shape if name == "features" else shape[:1])
-        trainer.strategy.barrier("features")
+                create_array(self._draft(name), dtype, shape if name == "features" else shape[:1], self.path)
+
+        _on_first_rank(trainer, create)
         if not self._draft("features").is_file():
             raise FileNotFoundError(f"The folder {self.path.parent} must be shared by all processes.")
         self._arrays = {name: np.lib.format.open_memmap(self._draft(name), "r+") for name in dtypes}
@@ -140,9 +166,7 @@ class FeatureWriter(BasePredictionWriter):
                 f"Only {written} of {samples} points were predicted, and no features were written: remove "
                 "limit_predict_batches, fast_dev_run, drop_last and samplers that skip points."
             )
-        if trainer.is_global_zero:
-            self._finish()
-        trainer.strategy.barrier("features")
+        _on_first_rank(trainer, self._finish)
         self._release(pl_module)
 
     def _release(self, pl_module: L.LightningModule) -> None:
@@ -156,20 +180,17 @@ class FeatureWriter(BasePredictionWriter):
         about = json.dumps({**extractor.description, "samples": len(features)}, indent=2)
         if self.path.suffix == ".npz":
             arrays = {"features": features, **({"labels": labels} if self._has_labels else {})}
-            with draft_of(self.path) as draft:
+            with draft_of(self.path, is_new=True) as draft:
                 write_archive(draft, {**arrays, "extractor": np.array(about)})
         else:
             beside = self._beside()
-            try:
-                if self._has_labels:
-                    write_array(beside["labels"], labels)
-                write_text(beside["about"], about + "\n")
-                os.replace(self._draft("features"), self.path)
-            except OSError:
-                for path in beside.values():  # none of them existed before
-                    path.unlink(missing_ok=True)
-                raise
-        self._remove_drafts()
+            with naming_errors(beside["about"]):
+                self._draft("about").write_text(about + "\n")
+            # The features appear last: where they are, the files beside them are.
+            targets: dict[_Draft, Path] = {"labels": beside["labels"]} if self._has_labels else {}
+            targets |= {"about": beside["about"], "features": self.path}
+            publish_together({self._draft(name): path for name, path in targets.items()})
+        self._leave()
         print(
             f"Features of {features.shape[0]:,} points in {features.shape[1]} dimensions: {self.path} (extractor "
             f"{extractor.identity})"
@@ -178,11 +199,33 @@ class FeatureWriter(BasePredictionWriter):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._release(pl_module)
         if trainer.is_global_zero:
-            self._remove_drafts()
+            self._leave()
 
-    def _remove_drafts(self) -> None:
-        for name in get_args(_Draft):
-            self._draft(name).unlink(missing_ok=True)
+    def _leave(self) -> None:
+        """Remove the drafts of this run, if it has created any, and let other runs write the file."""
+        if self._tag:
+            for name in get_args(_Draft):
+                with suppress(OSError):
+                    self._draft(name).unlink()
+        self._tag = ""
+        self._claim.close()
+
+
+def create_array(path: Path, dtype: Any, shape: tuple[int, ...], target: Path) -> None:
+    """Create a ``.npy`` file of zeros for :func:`open_memmap` and reserve its space; errors name the ``target``.
+
+    Without space, a write to mapped memory would end the process with SIGBUS.
+    """
+    with naming_errors(target):
+        np.lib.format.open_memmap(path, "w+", dtype, shape)
+        with path.open("r+b") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            except AttributeError:
+                pass  # not on this system
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # not on this file system
+                    raise
 
 
 def write_archive(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -212,3 +255,16 @@ def _only_loader(trainer: L.Trainer) -> Any:
             raise ValueError(f"FeatureWriter needs exactly one loader, got {len(loaders)}.")
         return loaders[0]
     return loaders
+
+
+def _on_first_rank(trainer: L.Trainer, action: Callable[[], None]) -> None:
+    """Run ``action`` on the first rank. Every rank raises its error, so that none waits for another."""
+    failure: Exception | None = None
+    if trainer.is_global_zero:
+        try:
+            action()
+        except (OSError, ValueError) as error:
+            failure = error
+    failure = trainer.strategy.broadcast(failure)
+    if failure is not None:
+        raise failure

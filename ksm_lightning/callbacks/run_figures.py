@@ -1,6 +1,6 @@
 """Figures of a run, for TensorBoard and as PNG files in the run folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ class Figures(Callback):
     the linearised responses as images.
 
     At the end of a run, the figures are written to TensorBoard and as PNG files to ``figures/`` in the run folder.
-    During the run, only an overview is written to TensorBoard.
+    During the run, only an overview is written to TensorBoard. After a signal, the figures that are left are not drawn.
 
     Args:
         every_n_updates: Updates between two overviews; 0 draws only the end of the run.
@@ -86,7 +86,7 @@ class Figures(Callback):
         arrays = portrait_arrays(pl_module.network, x.to(pl_module.network.W))
         for writer in writers:
             writer.add_histogram("responses", arrays["y"], trainer.global_step)
-        for name, pixels in self._figures(arrays, data, pl_module, only_overview=not to_files).items():
+        for name, pixels in self._figures(arrays, data, pl_module, only_overview=not to_files):
             for writer in writers:
                 writer.add_image(f"figures/{name}", pixels, trainer.global_step, dataformats="HWC")
             if folder is not None:
@@ -94,7 +94,8 @@ class Figures(Callback):
 
     def _figures(
         self, arrays: dict[str, np.ndarray], data: KSMDataModule, model: KernelSimilarityMatching, only_overview: bool
-    ) -> dict[str, np.ndarray]:
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Names and pixels of the figures, drawn one at a time; none after a signal."""
         from ksm_lightning import figures  # Matplotlib is slow to import, and most processes do not draw
 
         W, y, x = arrays["W"], arrays["y"], arrays["x"]
@@ -115,14 +116,21 @@ class Figures(Callback):
         panels["responses"] = lambda axes: figures.responses_panel(axes, y)
         panels["energy"] = lambda axes: figures.energy_panel(axes, self._updates, self._energies, ends)
 
-        overview = figures.new_figure(14, 7.4, columns=3, rows=2)
-        shown = ["features", *(f"tuning_{neuron}" for neuron in neurons[:2]), "similarities", "spectra", "energy"]
-        for position, name in enumerate(shown, start=1):
-            panels[name](overview.add_subplot(2, 3, position))
-        drawn = {"overview": overview}
+        def overview() -> Any:
+            figure = figures.new_figure(14, 7.4, columns=3, rows=2)
+            shown = ["features", *(f"tuning_{neuron}" for neuron in neurons[:2]), "similarities", "spectra", "energy"]
+            for position, name in enumerate(shown, start=1):
+                panels[name](figure.add_subplot(2, 3, position))
+            return figure
+
+        to_draw: dict[str, Callable[[], Any]] = {"overview": overview}
         if not only_overview:
-            drawn |= {name: figures.draw(panel) for name, panel in panels.items()}
+            to_draw |= {name: partial(figures.draw, panel) for name, panel in panels.items()}
         if data.image_shape is not None and not only_overview:
-            drawn["weights"] = figures.image_grid(W, data.image_shape, "Landmarks $w_i$")
-            drawn["linearised"] = figures.image_grid(arrays["linearised"], data.image_shape, "Linearised responses")
-        return {name: figures.render(figure) for name, figure in drawn.items()}
+            grids = {"weights": (W, "Landmarks $w_i$"), "linearised": (arrays["linearised"], "Linearised responses")}
+            for name, (images, title) in grids.items():
+                to_draw[name] = partial(figures.image_grid, images, data.image_shape, title)
+        for name, draw in to_draw.items():
+            if model.run_state.stop.is_set:
+                return
+            yield name, figures.render(draw())

@@ -35,7 +35,8 @@ def compare(
     """Compare all methods on one kernel and one data set: a table and a plot of the kernel error (NRMSE) by n.
 
     Writes errors.csv (all runs), summary.csv (statistics over seeds) and errors.png to the folder `out`. Run the same
-    command again to continue an interrupted comparison, or with more sizes, methods or seeds to add them.
+    command again to continue an interrupted comparison, or with more sizes, methods or seeds to add them. A second
+    command that writes to the same folder at the same time is refused.
     Example: ksm compare --data=HalfMoonsDataModule --kernel_params.sigma=0.3 --out=runs/moons
 
     Args:
@@ -75,12 +76,13 @@ def compare(
         similarity, x, folder, sizes, methods, range(seeds), max_points, updates, phases, init_scale,
         fourier_features,
     )  # fmt: skip
-    with step_bar(show_progress) as on_step:
-        comparison.on_step = on_step
-        summaries = summarise(comparison.run())
-    chosen = [entry for entry in summaries if entry.n in set(sizes)]
     picture = folder / "errors.png"
-    draw(summaries, f"{similarity}", picture)
+    with comparison.claimed():
+        with step_bar(show_progress) as on_step:
+            comparison.on_step = on_step
+            summaries = summarise(comparison.run())
+        draw(summaries, f"{similarity}", picture)
+    chosen = [entry for entry in summaries if entry.n in set(sizes)]
     print(
         f"NRMSE over all pairs of {len(comparison.scored):,} points, {similarity}, mean and standard deviation over "
         "seeds:\n"

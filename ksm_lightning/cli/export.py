@@ -7,6 +7,7 @@ from ksm_lightning.data import KSMDataModule
 from ksm_lightning.export import SUFFIXES, Format, example_inputs
 from ksm_lightning.export import export as write
 from ksm_lightning.extractor import FeatureExtractor
+from ksm_lightning.files import remove_stale_drafts
 from ksm_lightning.network.preprocessing import Preprocessing
 from ksm_lightning.network.readout import Readout, feature_count, needs_sample
 from ksm_lightning.runs.checkpoint import network_of, preprocessing_of, read_checkpoint
@@ -44,7 +45,7 @@ def export(
         input_shape: Shape of one input, such as [1, 28, 28]. A safetensors file accepts any shape. Default: one row of
             raw values.
         data: Data for fitting least_squares, or nystroem with fewer features than landmarks. Default: the data of the
-            checkpoint's run.
+            checkpoint's run, if its datamodule is one of this package: nothing that a run folder names is imported.
         num_features: Number of features of nystroem or least_squares, at most the number of landmarks: the top
             principal directions. Default: the number of neurons.
     """
@@ -52,10 +53,11 @@ def export(
     if FinishedRun.of_checkpoint(ckpt_path) is not None:
         folder = Path(os.path.normpath(folder / ".."))  # Path(".").parent would be "."
     path = Path(out) if out is not None else folder / f"{readout}{SUFFIXES[format]}"
+    remove_stale_drafts(path)
     if path.exists():
         raise FileExistsError(f"{path} exists already: choose another file with --out.")
     extractor = extractor_of(ckpt_path, readout, data, num_features)
-    written = write(extractor, path, format, input_shape)
+    written = write(extractor, path, format, input_shape, is_new=True)
     shape = ", ".join(map(str, ["batch", *(input_shape or [extractor.raw_features])]))
     print(
         f"Features of the readout {readout}: {path} (extractor {extractor.identity})\n"

@@ -1,9 +1,11 @@
 """The commands with a Trainer: fit, validate, test and predict, from YAML files and options."""
 
 import argparse
+import errno
 import shutil
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from ksm_lightning import callbacks, data  # noqa: F401  (so that datamodules can be named without a path)
+from ksm_lightning.cli.continuation import refuse_other_network, use_conditions
 from ksm_lightning.cli.own_commands import OWN_COMMANDS
 from ksm_lightning.cli.parser import KSMArgumentParser, UserError
 from ksm_lightning.cli.summary import print_summary
@@ -21,11 +24,16 @@ from ksm_lightning.learning.hyperparameters import HyperParameters
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.preprocessing import Preprocessing
 from ksm_lightning.runs.checkpoint import preprocessing_of, read_checkpoint
+from ksm_lightning.runs.conditions import TrainingConditions, conditions_of
 from ksm_lightning.runs.logger import RunLogger
+from ksm_lightning.runs.stop import stopping_by
 
-_DESCRIPTION = "Kernel similarity matching with Hebbian neural networks: train, evaluate and use a network."
+_DESCRIPTION = (
+    "Kernel similarity matching with Hebbian neural networks: train, evaluate and use a network. A configuration file "
+    "is code, as the classes that it names are imported: use files you trust. Run folders and checkpoints are data."
+)
 _COMMANDS = {
-    "fit": "Train a network: ksm fit --config configs/half_moons.yaml",
+    "fit": "Train a network: ksm fit --config configs/half_moons.yaml (a configuration is code: use files you trust)",
     "validate": "Kernel error and energy on the training points: ksm validate --config ... --ckpt_path ...",
     "test": "Kernel error and energy on the test points: ksm test --config ... --ckpt_path ...",
     "predict": "Write the features of the test points to a file: ksm predict --config ... --ckpt_path ...",
@@ -50,7 +58,7 @@ _CALLBACKS: dict[str, dict[str, type[L.Callback]]] = {
 
 
 class Interrupted(Exception):
-    """A signal ended the training; the message says at which update."""
+    """A signal ended the command; the message says where."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -66,7 +74,9 @@ class KSMCLI(LightningCLI):
     def __init__(self, args: ArgsType = None) -> None:
         self._ckpt_path: str | None = None
         self._resumed_at = 0
+        self._needs_finish = False
         self._preprocessing: Preprocessing | None = None
+        self._conditions: TrainingConditions | None = None
         self._has_folder = True
         commands = {name: {"description": text, "command": name} for name, text in _COMMANDS.items()}
         super().__init__(
@@ -132,22 +142,20 @@ class KSMCLI(LightningCLI):
         """Take the model's options from the checkpoint, except those that the user has set.
 
         Lightning would let the checkpoint override YAML and command line. Here explicit options win, and changing the
-        network is an error.
+        network, the seed or the scaling of the data is an error.
         """
         path = str(self._ckpt_path)
         checkpoint = read_checkpoint(path)
         self._resumed_at = int(checkpoint["global_step"])
+        self._needs_finish = bool(checkpoint["ksm_lightning"]["run"]["needs_finish"])
         self._preprocessing = preprocessing_of(checkpoint)
         saved = checkpoint["hyper_parameters"]
-        given = self.parser.parse_args(args, defaults=False).get(f"{command}.model")
-        explicit = given.as_dict() if given is not None else {}
+        given = self.parser.parse_args(args, defaults=False)[command].as_dict()
+        explicit, options = given.get("model") or {}, self.config[command].as_dict()
         if command == "fit":
-            for name in HyperParameters.fixed_names():
-                if not _agrees(explicit.get(name), saved[name]):
-                    raise UserError(
-                        f"The checkpoint {path} has {name}={saved[name]}, but {explicit[name]} was given: remove the "
-                        "option to continue that run, or remove --ckpt_path to start a new one."
-                    )
+            refuse_other_network(explicit, saved, path)
+            use_conditions(options, given, checkpoint, path)
+            self._conditions = conditions_of(checkpoint)
             kept = set(explicit) - set(HyperParameters.fixed_names())
             if {"phases", "updates"} & kept:  # each of them defines the schedule
                 kept |= {"phases", "updates"}
@@ -156,7 +164,6 @@ class KSMCLI(LightningCLI):
             if changed:
                 raise UserError(f"`ksm {command}` takes the model from the checkpoint: remove {changed[0]}.")
             kept = {"solver"} & set(explicit)
-        options = self.config[command].as_dict()
         options["model"].update({name: value for name, value in saved.items() if name not in kept})
         # LightningCLI would merge the checkpoint's hyper-parameters once more, so it gets the path later.
         options["ckpt_path"] = None
@@ -196,6 +203,9 @@ class KSMCLI(LightningCLI):
         if self._preprocessing is not None:
             self.datamodule.use(self._preprocessing)
         self.datamodule.setup(self.subcommand)
+        if self._conditions is not None:
+            now = TrainingConditions.of(self.trainer, self.datamodule)
+            self._conditions.require_same_data(now, f"The checkpoint {self._ckpt_path}")
         expected, found = self.model.hparams["in_features"], self.datamodule.in_features
         if expected is not None and expected != found:
             raise UserError(
@@ -207,21 +217,36 @@ class KSMCLI(LightningCLI):
 
     def validate(self, **kwargs: Any) -> None:
         """Evaluate on the training points."""
-        self.trainer.validate(**kwargs, weights_only=True)
+        self._run(self.trainer.validate, **kwargs)
 
     def test(self, **kwargs: Any) -> None:
         """Evaluate on the test points."""
-        self.trainer.test(**kwargs, weights_only=True)
+        self._run(self.trainer.test, **kwargs)
 
     def predict(self, **kwargs: Any) -> None:
         """Write the features of the test points. They are not collected in memory."""
-        self.trainer.predict(**kwargs, weights_only=True, return_predictions=False)
+        self._run(self.trainer.predict, **kwargs, return_predictions=False)
+
+    def _run(self, function: Callable[..., Any], **kwargs: Any) -> None:
+        """Call a method of the trainer. A signal ends it between two batches or parts of an evaluation."""
+        stop = self.model.run_state.stop
+        with stopping_by(stop):
+            try:
+                function(**kwargs, weights_only=True)
+            except SystemExit as error:
+                if self.trainer.interrupted:
+                    raise Interrupted("stopped.", _exit_code(error)) from error
+                raise
+        if stop.number is not None:
+            raise Interrupted("stopped after all was done.", 128 + stop.number)
 
     def before_fit(self) -> None:
         """Check everything before the run folder exists."""
         end = self.model.schedule.total_updates
         end = min(end, self.trainer.max_steps) if self.trainer.max_steps >= 0 else end
-        if end <= self._resumed_at:
+        # At `max_steps` Lightning would not even start, so nothing could be finished.
+        can_finish = self._needs_finish and end != self.trainer.max_steps
+        if end < self._resumed_at or (end == self._resumed_at and not can_finish):
             raise UserError(
                 f"No update is left to do: the run ends with update {end:,}, and {self._resumed_at:,} are done; raise "
                 "--model.updates or --trainer.max_steps, or lengthen --model.phases."
@@ -237,18 +262,38 @@ class KSMCLI(LightningCLI):
 
     def fit(self, **kwargs: Any) -> None:
         """Train. A run that fails before its first update leaves no folder behind."""
-        try:
-            self.trainer.fit(**kwargs, weights_only=True)
-        except BaseException as error:
-            self._remove_unused_folder()
-            if self.trainer.interrupted and isinstance(error, SystemExit):
-                is_terminated = isinstance(error, SIGTERMException)
-                raise Interrupted(self._interruption(), 143 if is_terminated else 130) from error
-            raise
-        print_summary(self.trainer, self.model, self._has_folder)
+        stop = self.model.run_state.stop
+        with stopping_by(stop):
+            try:
+                self.trainer.fit(**kwargs, weights_only=True)
+            except BaseException as error:
+                self._remove_unused_folder()
+                if self.trainer.interrupted and isinstance(error, SystemExit):
+                    raise Interrupted(self._interruption(), _exit_code(error)) from error
+                if (failure := self._full_disk(error)) is not None:
+                    raise failure from error
+                raise
+            print_summary(self.trainer, self.model, self._has_folder)
+        if stop.number is not None:
+            raise Interrupted(
+                f"stopped after update {self.trainer.global_step:,}, the last one; figures that were not drawn yet are "
+                "missing.",
+                128 + stop.number,
+            )
+
+    def _full_disk(self, error: BaseException) -> OSError | None:
+        """An error about the run folder in place of one that names no file, such as that of TensorBoard's writer."""
+        logger, full = self.trainer.logger, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if not isinstance(logger, RunLogger) or not isinstance(error, OSError):
+            return None
+        if error.errno not in full or error.filename is not None or error.strerror is None:
+            return None
+        return OSError(f"The run folder {logger.log_dir} could not be written: {error.strerror}.")
 
     def _interruption(self) -> str:
         stopped, logger = f"stopped at update {self.trainer.global_step:,}", self.trainer.logger
+        if self.model.run_state.needs_finish:
+            stopped += ", the last one, before L was consolidated"
         checkpoint = Path(logger.log_dir) / "checkpoints" / "last.ckpt" if isinstance(logger, RunLogger) else None
         if checkpoint is not None and checkpoint.is_file():
             return f"{stopped}; continue from the last checkpoint with --ckpt_path={checkpoint}."
@@ -263,10 +308,6 @@ class KSMCLI(LightningCLI):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _agrees(given: Any, saved: Any) -> bool:
-    """Whether an option, or the given part of it, equals the saved one. An option that is not set agrees."""
-    if given is None:
-        return True
-    if isinstance(given, dict) and isinstance(saved, dict):
-        return all(name in saved and _agrees(value, saved[name]) for name, value in given.items())
-    return bool(given == saved)
+def _exit_code(error: SystemExit) -> int:
+    """The exit code of a shell for a run that a signal has ended."""
+    return 143 if isinstance(error, SIGTERMException) else 130

@@ -1,8 +1,12 @@
 """The commands without a Trainer: the arguments of a function are the options of its command."""
 
 import importlib
-from collections.abc import Sequence
-from typing import NamedTuple
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import NamedTuple, NoReturn
 
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 
@@ -36,4 +40,28 @@ def run_own_command(name: str, args: Sequence[str]) -> None:
     parser.add_function_arguments(function, fail_untyped=True, as_positional=OWN_COMMANDS[name].is_positional)
     options = parser.instantiate_classes(parser.parse_args(list(args)))
     options.pop("config", None)
-    function(**options)
+    with _sigterm_like_ctrl_c():
+        function(**options)
+
+
+@contextmanager
+def _sigterm_like_ctrl_c() -> Iterator[None]:
+    """Within the block, SIGTERM raises an exception, so that files that are half written are removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """End the command as Ctrl-C does.
+
+    Unlike a run, these commands share no lock with another thread that an exception could leave taken. Should the
+    exception be lost in a finaliser, the next signal ends the process.
+    """
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(128 + number)

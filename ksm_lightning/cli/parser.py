@@ -7,8 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from lightning.pytorch.cli import LightningArgumentParser
+
+from ksm_lightning.files import draft_of
+from ksm_lightning.runs.yaml_config import read_config
 
 _HINT = r"; see \S+( \S+)* --help\.?"
 # The messages of jsonargparse about a data section without a class, and about no data section at all.
@@ -72,6 +74,11 @@ class KSMArgumentParser(LightningArgumentParser):
                     return path
         return None
 
+    def save(self, cfg: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Write a configuration to a new file, completely or not at all."""
+        with draft_of(Path(path), is_new=not kwargs.get("overwrite", False)) as draft:
+            super().save(cfg, str(draft), *args, **kwargs)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         command, message = self.prog.replace(" [options]", ""), _shorten(message).rstrip(".")
         if re.match(_NO_DATA, message):
@@ -104,10 +111,9 @@ def check_config_file(path: str) -> None:
     if not Path(path).is_file():
         return
     try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"The configuration {path} is not valid YAML: {one_line(str(error))}.") from error
+        content = read_config(Path(path))
+    except ValueError as error:
+        raise UserError(f"The configuration {path} {error}.") from error
     if not isinstance(content, dict):
         found = "nothing" if content is None else f"a {type(content).__name__}"
         raise UserError(f"The configuration {path} must hold named options, such as `model: ...`, got {found}.")

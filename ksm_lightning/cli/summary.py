@@ -7,6 +7,7 @@ import lightning as L
 from ksm_lightning.callbacks import KernelErrorEvaluation
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.runs import metric_names
+from ksm_lightning.runs.cut_short import cut_short
 
 _PARTS = {"Run folder": "", "Figures": "figures", "Checkpoint": "checkpoints/last.ckpt"}
 
@@ -24,6 +25,8 @@ def print_summary(trainer: L.Trainer, model: KernelSimilarityMatching, has_folde
 def _scores(trainer: L.Trainer, model: KernelSimilarityMatching) -> list[str]:
     done, metrics = trainer.global_step, trainer.callback_metrics
     lines = [f"Trained for {done:,} updates, {model.run_state.updates_per_second:,.0f} per second."]
+    if missing := cut_short(model.schedule, done, model.hparams["consolidate"]):
+        lines.append(missing)
     active: list[L.Callback] = getattr(trainer, "callbacks", [])
     measured = [callback.last_update for callback in active if isinstance(callback, KernelErrorEvaluation)]
     error = metrics.get(metric_names.kernel_nrmse("val"))

@@ -1,6 +1,7 @@
 """Your own arrays from a ``.npy``, ``.npz`` or ``.csv`` file."""
 
 import csv
+import math
 import os
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,6 +12,7 @@ from ksm_lightning.data.datamodule import Dataset, KSMDataModule
 from ksm_lightning.network.preprocessing import Scaling
 
 MemoryMap = Literal["auto", "always", "never"]
+_MAX_HEADER = 2**16  # bytes; NumPy reads the header of an array before it checks its length
 
 
 class ArrayDataModule(KSMDataModule):
@@ -66,8 +68,8 @@ class ArrayDataModule(KSMDataModule):
         x, labels = readers[path.suffix](path)
         if labels is None and self.labels and self.labels.endswith(".npy") and not is_test:
             _check_file(Path(self.labels))
-            loaded = load_array(Path(self.labels))
-            labels = loaded if isinstance(loaded, np.ndarray) else None
+            loaded = load_array(Path(self.labels), mmap_mode="r")  # compares the size with that of the file
+            labels = np.array(loaded) if isinstance(loaded, np.ndarray) else None
         if labels is not None:
             is_number = labels.dtype.kind in "fiub"
             if not is_number or not np.isfinite(labels).all() or not (labels == np.round(labels)).all():
@@ -82,9 +84,9 @@ class ArrayDataModule(KSMDataModule):
             )
         x = load_array(path, mmap_mode="r")
         assert isinstance(x, np.ndarray)
-        # The array, its float32 copy and the tensor made from it are in memory at the same time.
-        needed = x.nbytes + 2 * 4 * x.size
-        is_read = self.memory_map == "never" or (self.memory_map == "auto" and needed <= free_memory())
+        is_read = self.memory_map == "never" or (
+            self.memory_map == "auto" and _bytes_needed(x.size, x.dtype) <= free_memory()
+        )
         return np.array(x) if is_read else x, None
 
     def _read_npz(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
@@ -101,10 +103,7 @@ class ArrayDataModule(KSMDataModule):
             if key not in names:
                 found = ", ".join(names) or "no arrays"
                 raise ValueError(f"`key` must be the name of the array with the points; {path} has {found}.")
-            try:
-                return arrays[key], arrays[labels] if labels else None
-            except Exception as error:  # a damaged archive raises errors of many types
-                raise ValueError(_damaged(path, error)) from error
+            return _read_member(path, arrays, key), _read_member(path, arrays, labels) if labels else None
 
     def _read_csv(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         table, header = read_csv(path)
@@ -127,6 +126,59 @@ def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray 
     except Exception as error:  # numpy, zipfile and zlib raise errors of many types for a damaged file
         raise ValueError(_damaged(path, error)) from error
     return loaded
+
+
+def _read_member(path: Path, arrays: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
+    """An array of an archive. Its size is checked before it is read: a small file may expand to any size."""
+    try:
+        header = _array_header(arrays, name)
+    except Exception as error:  # a damaged archive raises errors of many types
+        raise ValueError(_damaged(path, error)) from error
+    if header is None:
+        raise ValueError(f"{name!r} in {path} is not an array: write the file with numpy.savez.")
+    shape, dtype = header
+    needed, free = _bytes_needed(math.prod(shape), dtype), free_memory()
+    if needed > free:
+        raise ValueError(
+            f"{path} is too large: its array {name!r} of shape {shape} needs {needed:,} bytes of memory, and "
+            f"{free:,.0f} are free; save it as .npy, which is read in parts."
+        )
+    try:
+        array: np.ndarray = arrays[name]
+    except Exception as error:
+        raise ValueError(_damaged(path, error)) from error
+    return array
+
+
+def _array_header(arrays: np.lib.npyio.NpzFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+    """Shape and dtype of an array in an archive; None if the member is not an array."""
+    assert arrays.zip is not None
+    member = name if name in arrays.zip.namelist() else f"{name}.npy"
+    with arrays.zip.open(member) as file:
+        start = file.read(12)
+    if not start.startswith(np.lib.format.MAGIC_PREFIX):
+        return None
+    length = int.from_bytes(start[8:10] if start[6] == 1 else start[8:12], "little")
+    if length > _MAX_HEADER:
+        raise ValueError(f"the header of the array {name!r} has {length:,} bytes")
+    with arrays.zip.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+        else:  # for names of fields that are not Latin-1
+            raise ValueError(f"the array {name!r} is not numeric")
+        # NumPy reads as much as the header says, and the archive compares its checksum at the end of a member only.
+        size = file.tell() + math.prod(shape) * dtype.itemsize
+        if not dtype.hasobject and size < arrays.zip.getinfo(member).file_size:
+            raise ValueError(f"the array {name!r} is larger than its header says")
+    return shape, dtype
+
+
+def _bytes_needed(size: int, dtype: np.dtype[Any]) -> int:
+    """Memory for an array, its float32 copy and the tensor made from it, which exist at the same time."""
+    return size * (dtype.itemsize + 2 * 4)
 
 
 def _damaged(path: Path, error: Exception) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ksm_lightning.data.fingerprint import Fingerprint
 from ksm_lightning.data.loaders import MAX_SLOTS, PointLoader, UpdateLoader, draw_indices, inputs_of
 from ksm_lightning.data.points import Points, check_points
 from ksm_lightning.network.preprocessing import Preprocessing, Scaling
@@ -65,6 +66,7 @@ class KSMDataModule(L.LightningDataModule, ABC):
         self.train_labels: Tensor | None = None
         self.test_labels: Tensor | None = None
         self._preprocessing: Preprocessing | None = None
+        self._fingerprint: Fingerprint | None = None
 
     @abstractmethod
     def load(self) -> tuple[Dataset, Dataset | None]:
@@ -93,6 +95,7 @@ class KSMDataModule(L.LightningDataModule, ABC):
                 f"The data has {num_features} features, but the preprocessing is for {preprocessing.in_features}: use "
                 "data like that the network was trained on."
             )
+        self._fingerprint = Fingerprint.of(train.x)
         # The state is a copy on the CPU; reading it back checks the values.
         self._preprocessing = Preprocessing.from_state(preprocessing.state())
         if test is not None:
@@ -111,6 +114,13 @@ class KSMDataModule(L.LightningDataModule, ABC):
         self.setup()
         assert self._preprocessing is not None
         return self._preprocessing.copy_to("cpu")
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Size and hash of the raw training points; loads the data at the first access."""
+        self.setup()
+        assert self._fingerprint is not None
+        return self._fingerprint
 
     def _points(self, data: Dataset, preprocessing: Preprocessing) -> tuple[Points, Tensor | None]:
         labels = None

@@ -1,5 +1,6 @@
 """KMeans with several starts in parallel, and the accuracy of clusters against labels."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,15 @@ class Clusters(NamedTuple):
 
 
 @torch.no_grad()
-def kmeans(x: Tensor, clusters: int, *, starts: int = 1, max_iterations: int = 100, seed: int = 0) -> Clusters:
+def kmeans(
+    x: Tensor,
+    clusters: int,
+    *,
+    starts: int = 1,
+    max_iterations: int = 100,
+    seed: int = 0,
+    check: Callable[[], object] = lambda: None,
+) -> Clusters:
     """Lloyd's method from ``starts`` random sets of samples in parallel; returns the run with the least energy.
 
     Args:
@@ -26,6 +35,7 @@ def kmeans(x: Tensor, clusters: int, *, starts: int = 1, max_iterations: int = 1
         starts: Number of random starts.
         max_iterations: Maximum number of iterations.
         seed: Seed of a separate random stream.
+        check: Called before each iteration; it may raise an exception to give up.
     """
     samples, features = x.shape
     if not 1 <= clusters <= samples:
@@ -38,6 +48,7 @@ def kmeans(x: Tensor, clusters: int, *, starts: int = 1, max_iterations: int = 1
         centres = x[first.to(x.device)]  # (starts, clusters, features)
         assignment = torch.full((samples, starts), -1, device=x.device)
         for _ in range(max_iterations):
+            check()
             distance = _distances(x, centres)  # (samples, starts, clusters), without |x|^2
             nearest = distance.argmin(2)
             if bool((nearest == assignment).all()):

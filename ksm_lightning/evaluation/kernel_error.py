@@ -98,6 +98,8 @@ class KernelNRMSE(Metric):
         max_points: Maximum number of points to score, a random but fixed subset. Default: all.
         is_replicated: Whether every process passes the same points. They are then not gathered.
         progress: Called with the number of tiles computed since the last call.
+        should_stop: Asked before each tile. If it is true, the other tiles are left out and the error is NaN, on all
+            processes.
         kwargs: Passed to :class:`torchmetrics.Metric`.
 
     Example:
@@ -120,6 +122,7 @@ class KernelNRMSE(Metric):
         *,
         is_replicated: bool = False,
         progress: Callable[[int], object] | None = None,
+        should_stop: Callable[[], bool] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs | ({"sync_on_compute": False} if is_replicated else {}))
@@ -132,6 +135,7 @@ class KernelNRMSE(Metric):
         self.max_points = max_points
         self.is_replicated = is_replicated
         self.progress = progress
+        self.should_stop = should_stop
         self._names = ["x", *(f"y_{index}" for index in range(num_representations))]
         for name in self._names:
             self.add_state(name, default=[], dist_reduce_fx="cat")
@@ -156,14 +160,20 @@ class KernelNRMSE(Metric):
         is_shared = is_synced(self) or (self.is_replicated and dist.is_available() and dist.is_initialized())
         if is_shared:
             tiles = tiles[dist.get_rank() :: dist.get_world_size()]
-        sums = kernel_squared_errors(self.kernel, x, representations, self._counted(tiles))
+        done: list[Tile] = []
+        sums = kernel_squared_errors(self.kernel, x, representations, self._counted(tiles, done))
+        if len(done) < len(tiles):
+            sums.fill_(torch.nan)
         if is_shared:
             dist.all_reduce(sums)
         errors = nrmse_from_sums(sums)
         return errors[0] if len(representations) == 1 else errors
 
-    def _counted(self, tiles: Iterable[Tile]) -> Iterator[Tile]:
+    def _counted(self, tiles: Iterable[Tile], done: list[Tile]) -> Iterator[Tile]:
         for tile in tiles:
+            if self.should_stop is not None and self.should_stop():
+                return
             yield tile
+            done.append(tile)
             if self.progress is not None:
                 self.progress(1)

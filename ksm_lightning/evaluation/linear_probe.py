@@ -4,7 +4,7 @@ All penalties and seeds are solved together with batched linear algebra on the d
 not use autograd, so it works under ``inference_mode``. Global random state is not changed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -51,6 +51,7 @@ def fit_softmax(
     *,
     tolerance: float = 2e-6,
     max_iterations: int = 1000,
+    check: Callable[[], object] = lambda: None,
 ) -> Classifiers:
     """Minimise ``<cross-entropy> + penalty/2 (|W|^2 + |b|^2)`` from zero for every data set and penalty at once.
 
@@ -66,6 +67,7 @@ def fit_softmax(
         num_classes: Number of classes.
         tolerance: Stop when the predicted decrease of the loss is below this value, in nats.
         max_iterations: Maximum number of iterations.
+        check: Called every few iterations; it may raise an exception to give up.
     """
     seeds, samples, _ = x.shape
     with full_precision(x.device):
@@ -76,7 +78,7 @@ def fit_softmax(
         curvature = _CURVATURE * z.square().mean(1)[:, None, :, None] + penalty  # (seeds, penalties, rank, 1)
         target = torch.nn.functional.one_hot(labels, num_classes).to(x.dtype)  # (seeds, samples, classes)
         objective = _Objective(z, target, penalty, curvature.rsqrt())
-        phi, iterations = _minimise(objective, tolerance, max_iterations)
+        phi, iterations = _minimise(objective, tolerance, max_iterations, check)
         weights = axes[:, None] @ (phi * objective.scale)  # (seeds, penalties, features + 1, classes)
     return Classifiers(weights[:, :, :-1], weights[:, :, -1], iterations)
 
@@ -119,7 +121,9 @@ class _Objective:
         return loss, (gradient + self.penalty * theta) * self.scale
 
 
-def _minimise(objective: _Objective, tolerance: float, max_iterations: int) -> tuple[Tensor, int]:
+def _minimise(
+    objective: _Objective, tolerance: float, max_iterations: int, check: Callable[[], object]
+) -> tuple[Tensor, int]:
     """L-BFGS on all problems in parallel. Steps that do not descend are halved; converged problems do not move.
 
     A penalty that has converged for every seed leaves the batch.
@@ -138,6 +142,7 @@ def _minimise(objective: _Objective, tolerance: float, max_iterations: int) -> t
         slope = _dot(gradient, direction)
         is_open = -slope > tolerance
         if iteration % _CHECK_EVERY == _CHECK_EVERY - 1:
+            check()
             keep = is_open.any(0).nonzero()[:, 0]
             solution[:, members] = phi
             if len(keep) == 0:
@@ -229,6 +234,7 @@ def linear_probe(
     penalties: Sequence[float] = PENALTIES,
     selection: Selection = "validation",
     encode: Encoder = lambda x: x,
+    check: Callable[[], object] = lambda: None,
 ) -> Probe:
     """Accuracy of softmax regression on features, with few labels per class.
 
@@ -242,6 +248,7 @@ def linear_probe(
         selection: ``validation`` reports the accuracy on ``test`` at the penalty that is best on ``validation``;
             ``paper`` reports the best accuracy on ``validation``, which is optimistically biased.
         encode: Maps inputs to features. Default: the identity.
+        check: Called between the parts of the work; it may raise an exception to give up.
     """
     if selection not in ("validation", "paper"):
         raise ValueError(f"`selection` must be 'validation' or 'paper', got {selection!r}.")
@@ -258,10 +265,11 @@ def linear_probe(
     together = max(1, _BYTES_AT_ONCE // (4 * len(draws[0]) * validation_features.shape[1]))
     scores = []
     for start in range(0, len(draws), together):
+        check()
         chosen = torch.stack(draws[start : start + together]).to(x.device)  # (seeds, samples)
         drawn = encode_in_blocks(encode, x[chosen].flatten(0, 1)).view(*chosen.shape, -1)
         drawn_labels = labels.to(x.device)[chosen]
-        found = fit_softmax(drawn, drawn_labels, penalties, len(classes))
+        found = fit_softmax(drawn, drawn_labels, penalties, len(classes), check=check)
         on_train = torch.stack(
             [
                 Classifiers(found.W[i : i + 1], found.b[i : i + 1], 0).accuracy(drawn[i], drawn_labels[i])[0]

@@ -75,10 +75,12 @@ class Report:
         return int(self.run.checkpoint["global_step"])
 
 
-def load(run: FinishedRun, device: str) -> tuple[KernelSimilarityMatching, KSMDataModule]:
-    """Load the network of a run on a device, and its data. Missing or damaged files are errors."""
+def load(
+    run: FinishedRun, device: str, data: KSMDataModule | None = None
+) -> tuple[KernelSimilarityMatching, KSMDataModule]:
+    """Load the network of a run on a device, and its data or the given one. Missing or damaged files are errors."""
     model = KernelSimilarityMatching.load_from_checkpoint(run.existing_checkpoint(), device)
-    data = run.data()
+    data = run.data(data)
     try:
         data.prepare_data()
         data.setup()

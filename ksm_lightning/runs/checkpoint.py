@@ -11,7 +11,10 @@ A checkpoint is a Lightning checkpoint with tensors and plain values only:
                      (its ``inverse``, ``ridge``, ``drift`` and ``age``; empty if none is tracked), the averages of
                      the tight ``rule`` (``mean``, ``square`` and ``steps``, or empty) and the ``best`` weights so far
                      (``W``, ``q`` and ``L``, or empty); ``preprocessing``, the ``mean``, ``scale``, ``image_shape``
-                     and ``crop`` of the training data, or None
+                     and ``crop`` of the training data, or None; ``run``, whether it ``needs_finish`` after its last
+                     update, and sum and number of the energies observed in its epoch; ``training``, the
+                     :class:`~ksm_lightning.runs.conditions.TrainingConditions`; ``covers``, the keys of the checkpoint
+                     that the ``digest`` was computed of, which are all that existed when :func:`seal` was called
 other keys           Lightning's own: loops, callbacks, optimizer groups, and under the name of the datamodule's class
                      its state, the seed of the batches
 ==================== ==================================================================================================
@@ -28,9 +31,17 @@ import torch
 from ksm_lightning.learning.hyperparameters import HyperParameters
 from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.network.preprocessing import Preprocessing
+from ksm_lightning.runs.digest import digest_of
 
-FORMAT = 4
+FORMAT = 5
 """Number of the format; it changes whenever older files would be misread."""
+
+# What a resumed run uses; the digest must cover it.
+_COVERED = {
+    "state_dict", "hyper_parameters", "global_step", "epoch", "loops", "callbacks", "optimizer_states", "lr_schedulers"
+}  # fmt: skip
+# Lightning replaces the first by its own version when it loads a file, and keeps the version of the file as the second.
+_VERSION, _WRITTEN_BY = "pytorch-lightning_version", "legacy_pytorch-lightning_version"
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -42,7 +53,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     Raises:
         FileNotFoundError: If the file does not exist.
         ValueError: If it is damaged, holds more than tensors and plain values, was not written by this version of the
-            package, names a kernel that is not registered, or contradicts itself.
+            package, names a kernel that is not registered, contradicts itself, or does not match its digest.
     """
     path = Path(path)
     if not path.is_file():
@@ -57,12 +68,47 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         ) from error
     except Exception as error:  # a damaged file can fail in any way
         raise ValueError(f"The checkpoint {path} is damaged or incomplete: use an older one of the run.") from error
-    check_content(content, str(path))
+    check_content(content, f"The checkpoint {path}")
     return content
 
 
+def seal(content: dict[str, Any]) -> None:
+    """Add the digest of everything that a checkpoint holds now. Keys that are added later are not covered.
+
+    A LightningModule that derives from this package's and changes what is already in the checkpoint must do so before
+    it calls ``super().on_save_checkpoint``; it may add keys of its own afterwards.
+    """
+    section = content["ksm_lightning"]
+    section["covers"] = sorted(key for key in content if isinstance(key, str))
+    section["digest"] = _digest(content)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """The digest of the covered keys; raises KeyError if one of them is missing."""
+    section = content["ksm_lightning"]
+    covered = {key: content[key] for key in section["covers"]}
+    covered["ksm_lightning"] = {name: value for name, value in section.items() if name != "digest"}
+    if _VERSION in covered:
+        covered[_VERSION] = content.get(_WRITTEN_BY, content[_VERSION])
+    return digest_of(covered)
+
+
+def _check_digest(content: dict[str, Any], path: str) -> None:
+    section = content["ksm_lightning"]
+    covers = section.get("covers")
+    is_listed = isinstance(covers, list) and all(isinstance(key, str) for key in covers)
+    if not is_listed or not (_COVERED & set(content)) <= set(covers) or not isinstance(section.get("digest"), str):
+        raise ValueError(f"{path} is refused: it has no digest, so it is damaged or was edited.")
+    try:
+        is_whole = _digest(content) == section["digest"]
+    except Exception:  # a damaged file can fail in any way
+        is_whole = False
+    if not is_whole:
+        raise ValueError(f"{path} is damaged: its content does not match its digest; use an older one of the run.")
+
+
 def check_content(content: Any, path: str) -> None:
-    """Raise ValueError if this is not the whole content of a checkpoint of this version; ``path`` is its name."""
+    """Raise ValueError if this is not the whole content of a checkpoint of this version; ``path`` names it."""
     keys = ("state_dict", "hyper_parameters")
     if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in keys):
         raise ValueError(f"{path} is not a checkpoint of ksm_lightning: it needs {' and '.join(keys)}.")
@@ -73,6 +119,9 @@ def check_content(content: Any, path: str) -> None:
             f"{path} was written by another version of ksm_lightning: its format is {version}, and this version reads "
             f"{FORMAT}."
         )
+    _check_digest(content, path)
+    if not isinstance(about.get("training"), dict):
+        raise ValueError(f"{path} does not contain the conditions of its training.")
     hparams = _hyper_parameters(content, path)
     update = content.get("global_step")
     if not isinstance(update, int) or update < 0:
@@ -84,16 +133,14 @@ def check_content(content: Any, path: str) -> None:
     preprocessing = preprocessing_of(content, path)
     if preprocessing is not None and preprocessing.in_features != m:
         raise ValueError(
-            f"The checkpoint {path} contradicts itself: its preprocessing has {preprocessing.in_features} features, "
+            f"{path} contradicts itself: its preprocessing has {preprocessing.in_features} features, "
             f"and the network has {m}."
         )
     for name, shape in shapes.items():
         value = content["state_dict"].get(f"network.{name}")
         found = tuple(value.shape) if isinstance(value, torch.Tensor) else None
         if found != shape:
-            raise ValueError(
-                f"The checkpoint {path} contradicts itself: network.{name} should be {shape} and is {found}."
-            )
+            raise ValueError(f"{path} contradicts itself: network.{name} should be {shape} and is {found}.")
 
 
 def preprocessing_of(content: dict[str, Any], path: str = "The checkpoint") -> Preprocessing | None:
@@ -104,7 +151,7 @@ def preprocessing_of(content: dict[str, Any], path: str = "The checkpoint") -> P
     try:
         return Preprocessing.from_state(state)
     except ValueError as error:
-        raise ValueError(f"The checkpoint {path} is damaged: {error}") from error
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def network_of(content: dict[str, Any]) -> KSMNetwork:
@@ -128,7 +175,7 @@ def _hyper_parameters(content: dict[str, Any], path: str) -> HyperParameters:
     try:
         hparams = HyperParameters(**saved)
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"The checkpoint {path} cannot be used: {error}") from error
+        raise ValueError(f"{path} cannot be used: {error}") from error
     if hparams.ridge is None or hparams.in_features is None:  # known after the first update
         raise ValueError(
             f"{path} contradicts itself: its ridge is {hparams.ridge} and its in_features {hparams.in_features}."
@@ -156,4 +203,4 @@ def _check_learner(state: Any, shapes: list[tuple[Any, ...]], path: str) -> None
         values = [found.get(name) for name in numbers]
         fits = all(getattr(found.get(name), "shape", None) == shape for name, shape in tensors.items())
         if not fits or not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
-            raise ValueError(f"The checkpoint {path} contradicts itself: its {meaning} does not fit the network.")
+            raise ValueError(f"{path} contradicts itself: its {meaning} does not fit the network.")

@@ -1,16 +1,21 @@
-"""A finished run, read from its folder: configuration, checkpoint, data and logged curves."""
+"""A finished run, read from its folder: configuration, checkpoint, data and logged curves.
+
+A folder may come from somebody else: nothing that its files name is imported or run.
+"""
 
 import argparse
 import logging
+import sys
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jsonargparse
-import yaml
 
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.runs.checkpoint import preprocessing_of, read_checkpoint
+from ksm_lightning.runs.yaml_config import read_config
 
 _CONFIG, _CHECKPOINTS = "config.yaml", "checkpoints"
 _ADVICE = "give a folder written by `ksm fit`, such as runs/half_moons/version_0"
@@ -57,12 +62,16 @@ class FinishedRun:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The configuration of the run, including defaults. Raises ValueError if the file is damaged."""
+        path = self.folder / _CONFIG
         try:
-            content = yaml.safe_load(self.config_text)
-        except yaml.YAMLError as error:
-            raise ValueError(f"{self.folder / _CONFIG} is damaged: it is not valid YAML ({error}).") from error
-        if not isinstance(content, dict) or not isinstance(content.get("data"), dict):
-            raise ValueError(f"{self.folder / _CONFIG} is damaged: its section `data` is missing.")
+            content = read_config(path)
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: it {error}.") from error
+        data = content.get("data") if isinstance(content, dict) else None
+        if not isinstance(content, dict) or not isinstance(data, dict):
+            raise ValueError(f"{path} is damaged: its section `data` is missing.")
+        if not isinstance(data.get("class_path"), str) or not isinstance(data.get("init_args", {}), dict):
+            raise ValueError(f"{path} is damaged: its section `data` needs a class_path, and init_args with names.")
         return content
 
     @cached_property
@@ -79,24 +88,41 @@ class FinishedRun:
             )
         return self.checkpoint_path
 
-    def data(self) -> KSMDataModule:
-        """The data of the run, not loaded yet, with the preprocessing and the batch seed of the training."""
-        parser = jsonargparse.ArgumentParser(exit_on_error=False)
-        parser.add_subclass_arguments(KSMDataModule, "data", fail_untyped=False, required=True)
-        try:
-            options = parser.parse_object({"data": self.config["data"]})
-        except (argparse.ArgumentError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{self.folder / _CONFIG} does not describe any data: {reason}") from error
-        data = parser.instantiate_classes(options).data
-        assert isinstance(data, KSMDataModule)
-        preprocessing = preprocessing_of(self.checkpoint, str(self.checkpoint_path))
+    def data(self, data: KSMDataModule | None = None) -> KSMDataModule:
+        """The data of the run, not loaded yet, with the preprocessing and the batch seed of the training.
+
+        Args:
+            data: A datamodule to use instead of the one that the configuration describes, which must be one of this
+                package, or of a module that is imported already.
+        """
+        data = self._make_data() if data is None else data
+        preprocessing = preprocessing_of(self.checkpoint, f"The checkpoint {self.checkpoint_path}")
         if preprocessing is not None:
             data.use(preprocessing)
         saved = self.checkpoint.get(type(data).__qualname__)  # Lightning saves a datamodule's state under this key
         if isinstance(saved, dict) and isinstance(saved.get("seed"), int):
             data.seed = saved["seed"]
         return data
+
+    def _make_data(self) -> KSMDataModule:
+        section = self.config["data"]
+        name, arguments = section["class_path"], section.get("init_args", {})
+        made = imported_datamodule(name)
+        if made is None:
+            raise ValueError(
+                f"{self.folder / _CONFIG} does not describe any data: {name} is not a datamodule of ksm_lightning, and "
+                f"nothing that a run folder names is imported; if you trust that class, give it with --data={name}."
+            )
+        try:
+            if not _is_own(made):
+                # As they are: jsonargparse would import what an argument names.
+                return made(**arguments, **section.get("dict_kwargs", {}))
+            parser = jsonargparse.ArgumentParser(exit_on_error=False)
+            parser.add_class_arguments(made, "data", fail_untyped=False)
+            return made(**parser.parse_object({"data": arguments}).data.as_dict())
+        except (argparse.ArgumentError, TypeError, ValueError, KeyError, AttributeError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{self.folder / _CONFIG} does not describe any data: {reason}") from error
 
     def scalars(self) -> dict[str, Series]:
         """All logged scalars by their tag. If a rollback repeated an update, the last value counts."""
@@ -112,3 +138,31 @@ class FinishedRun:
             steps = sorted(values)
             series[tag] = Series(steps, [values[step] for step in steps])
         return series
+
+
+def imported_datamodule(class_path: str) -> type[KSMDataModule] | None:
+    """The datamodule with this path, such as ``ksm_lightning.DigitsDataModule``; None if it is not imported already.
+
+    Example:
+        >>> imported_datamodule("ksm_lightning.HalfMoonsDataModule").__name__
+        'HalfMoonsDataModule'
+        >>> imported_datamodule("os.system") is imported_datamodule("my_module.MyDataModule") is None
+        True
+    """
+    module, _, name = class_path.rpartition(".")
+    exported = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    for each in _subclasses(KSMDataModule):  # type: ignore[type-abstract]
+        is_of_package = _is_own(each) and module.partition(".")[0] in ("", "ksm_lightning")
+        if each.__name__ == name and (is_of_package or module == each.__module__ or exported is each):
+            return each
+    return None
+
+
+def _subclasses(base: type[KSMDataModule]) -> Iterator[type[KSMDataModule]]:
+    for each in base.__subclasses__():
+        yield each
+        yield from _subclasses(each)
+
+
+def _is_own(datamodule: type[KSMDataModule]) -> bool:
+    return datamodule.__module__.partition(".")[0] == "ksm_lightning"

@@ -2,14 +2,20 @@
 
 import os
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from ksm_lightning.private_apis import add_event
+from ksm_lightning.runs import metric_names as names
+
+# Seconds to wait for TensorBoard's writer at the end of a run, and of one that has failed or was stopped.
+_PATIENCE, _PATIENCE_AFTER_FAILURE = 60.0, 5.0
 
 
 class RunLogger(TensorBoardLogger):
@@ -51,6 +57,34 @@ class RunLogger(TensorBoardLogger):
         except (TypeError, ValueError) as error:
             raise ValueError(f"TensorBoard's scalars are numbers, got {metrics!r}.") from error
         add_event(self.experiment, Summary(value=values), step)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write what is pending and close the file. A writer that hangs, such as on a lost disk, is left behind."""
+        failures: list[Exception] = []
+        finalize = super().finalize
+
+        def close() -> None:
+            try:
+                finalize(status)
+            except Exception as error:
+                failures.append(error)
+
+        writing = threading.Thread(target=close, daemon=True)
+        writing.start()
+        writing.join(_PATIENCE if status == "success" else _PATIENCE_AFTER_FAILURE)
+        if writing.is_alive():
+            rank_zero_warn(f"TensorBoard could not write its last events to {self.log_dir}; the file may end early.")
+        if failures:
+            raise failures[0]
+
+
+def log_final_scores(loggers: Iterable[Logger], hparams: dict[str, Any], metrics: Mapping[str, Any]) -> None:
+    """Log hyper-parameters with the final scores among the metrics, for TensorBoard's hparams tab."""
+    scores = {names.final(name): float(metrics[name]) for name in names.FINAL_SCORES if name in metrics}
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger) and scores:
+            logger.log_hyperparams(hparams, scores)
 
 
 def _claim(root: Path, wanted: int | str | None) -> int | str:

@@ -22,7 +22,11 @@ PARTS = {
     "half_moons": "Half moons: sizes, seeds, starts, units",
     "kernels": "Other kernels and data",
     "mnist": "MNIST, 800 neurons, no warm-up",
+    "numerics": "Random data, kernels and readouts",
     "kills": "SIGKILL at random moments",
+    "concurrency": "Two writers of everything",
+    "damage": "Damaged files",
+    "signals": "SIGINT and SIGTERM at random moments",
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
@@ -40,17 +44,17 @@ def main() -> None:
 
 
 def _write(sections: dict[str, str]) -> None:
-    """Replace the sections that were run and keep the others."""
+    """Replace the sections that were run and keep the others, also those of parts that were added since the start."""
     old = RESULTS.read_text() if RESULTS.exists() else ""
-    for name, title in PARTS.items():
-        if name not in sections and f"## {title}\n" in old:
-            sections[name] = old.partition(f"## {title}\n")[2].partition("\n## ")[0].strip()
+    found = {title: text.strip() for title, _, text in (part.partition("\n") for part in old.split("\n## ")[1:])}
+    found |= {PARTS[name]: text for name, text in sections.items()}
     head = (
         "# Stress tests\n\n"
         f"Written by `.venv/bin/python scripts/stress/run.py` on {os.cpu_count()} cores ({platform.machine()}), no "
         f"GPU, with torch {torch.__version__.partition('+')[0]} and lightning {lightning.__version__}.\n"
     )
-    body = "".join(f"\n## {title}\n\n{sections[name]}\n" for name, title in PARTS.items() if name in sections)
+    titles = dict.fromkeys([*PARTS.values(), *found])
+    body = "".join(f"\n## {title}\n\n{found[title]}\n" for title in titles if title in found)
     write_text(RESULTS, head + body)
 
 

@@ -2,6 +2,8 @@
 
 import csv
 import math
+import os
+import re
 import time
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from ksm_lightning.baselines.tables import Row, Summary, markdown, read_rows, su
 from ksm_lightning.cli import main
 from ksm_lightning.cli.compare import draw
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
-from ksm_lightning.files import draft_of
+from ksm_lightning.files import claimed, draft_of
 from ksm_lightning.kernels import GaussianKernel, LinearKernel, PolynomialKernel, make_kernel
 from ksm_lightning.learning.schedule import Phase
 
@@ -341,6 +343,45 @@ def test_a_failed_write_leaves_the_old_file():
     assert names(".") == {"numbers.txt"}
 
 
+# ---------------------------------------------------------------------- two comparisons in one folder
+
+
+def test_rows_of_another_comparison_in_the_same_folder_are_kept():
+    first, second = make(methods=["nystroem_uniform"]), make(methods=["nystroem_kmeans"])
+    second.run()
+    assert set(jobs(first.run())) == expected_jobs(["nystroem_uniform", "nystroem_kmeans"])
+    rows = read_rows(Path("out/errors.csv"))
+    assert rows == first.rows
+    assert len(set(jobs(rows))) == len(rows) == 8
+
+
+def test_a_comparison_is_refused_while_another_one_writes_to_its_folder():
+    sentences = []
+
+    def start_another(text: str, done: int, total: int) -> None:
+        with pytest.raises(BlockingIOError) as caught:
+            make(methods=["nystroem_kmeans"])
+        sentences.append(str(caught.value))
+
+    running = make(methods=["nystroem_uniform"], on_step=start_another)
+    assert set(jobs(running.run())) == expected_jobs(["nystroem_uniform"])
+    assert len(sentences) == 6  # four fits, two passes over the kernel matrix
+    assert re.fullmatch(
+        rf"out is being written by process {os.getpid()} on \S+ since 20\d\d-\d\d-\d\d [\d:]+: wait for its end, or "
+        r"choose another folder\.",
+        sentences[0],
+    )
+    assert names("out") == FILES
+
+
+def test_a_draft_of_a_killed_comparison_does_not_stop_the_next_one():
+    Path("out").mkdir()
+    Path("out/.comparison.json.0-1-0.draft").write_text("{")
+    Path("out/.lock").write_text("process 1 on elsewhere since yesterday")
+    assert set(jobs(make(methods=["kernel_pca"]).run())) == expected_jobs(["kernel_pca"])
+    assert names("out") == {".comparison.json.0-1-0.draft", *FILES}
+
+
 QUICK = ["--data=ArrayDataModule", "--data.path=x.npy", "--kernel_params.sigma=0.5", "--seeds=2", "--updates=50"]
 
 
@@ -366,6 +407,15 @@ def test_the_command_writes_tables_and_a_plot_and_prints_the_result(capsys):
     pixels = picture("deep/er/errors.png")
     assert pixels.shape == (660, 840, 3)
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 100
+
+
+@pytest.mark.usefixtures("_own_array")
+def test_the_command_is_refused_in_one_line_while_another_one_writes(capsys):
+    Path("out").mkdir()
+    with claimed(Path("out"), ""):
+        sentence = refused(capsys, "compare", *QUICK, "--sizes=[2]", "--show_progress=false", "--out=out")
+    assert sentence.startswith(f"out is being written by process {os.getpid()} on ")
+    assert names("out") == set()
 
 
 @pytest.mark.usefixtures("_own_array")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,15 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from helpers.commands import refused
+from helpers.limits import file_size_limit
 from helpers.processes import PATIENCE
 from helpers.runs import fit, model, moons, trainer
-from ksm_lightning import FeatureExtractor
+from ksm_lightning import FeatureExtractor, files
 from ksm_lightning.callbacks import FeatureWriter
-from ksm_lightning.callbacks.feature_writer import write_archive
+from ksm_lightning.callbacks.feature_writer import create_array, write_archive
 from ksm_lightning.cli import main
 from ksm_lightning.data import ArrayDataModule, DigitsDataModule
+from ksm_lightning.files import draft_path, draft_tag
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.readout import READOUTS
 
@@ -213,20 +216,118 @@ def test_a_repeated_point_does_not_replace_a_missing_one(module, tmp_path):
 def test_a_full_disk_leaves_no_incomplete_set_of_files(module, tmp_path, monkeypatch):
     x = torch.rand(20, 2, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(TensorDataset(x, torch.arange(20)), batch_size=16)
-    replace = os.replace
+    link = os.link
 
     def full(source, target):
         if str(target).endswith("f.npy"):
             raise OSError(28, "No space left on device")
-        replace(source, target)
+        link(source, target)
 
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(OSError, match=r"f\.npy could not be written: No space left on device\.$"):
         trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
     assert names(tmp_path) == []
     monkeypatch.undo()
     trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, loader)
     assert names(tmp_path) == ["f.json", "f.npy", "f_labels.npy"]
+
+
+@pytest.mark.parametrize("name", ["f.npy", "f.npz"])
+def test_a_full_disk_names_the_file_before_the_features_are_computed(module, tmp_path, name):
+    """The space is reserved: on a full disk, a write to mapped memory would end the process with SIGBUS."""
+    x = torch.rand(4000, 2, generator=torch.Generator().manual_seed(0))
+    run = trainer([FeatureWriter(str(tmp_path / name))])
+    with file_size_limit(50_000), pytest.raises(OSError, match="could not be written") as caught:
+        run.predict(module, DataLoader(TensorDataset(x), batch_size=1000))
+    assert str(caught.value) == f"{tmp_path / name} could not be written: File too large."
+    assert names(tmp_path) == []
+    path = tmp_path / "reserved.npy"
+    create_array(path, np.float32, (1000, 100), path)
+    assert path.stat().st_blocks * 512 >= 400_000
+
+
+# ---------------------------------------------------------------------- two runs at once
+
+
+class Racing(KernelSimilarityMatching):
+    """A model that starts another run in the middle of its own."""
+
+    def predict_step(self, batch, batch_idx):
+        if batch_idx == 1:
+            self.other()
+        return super().predict_step(batch, batch_idx)
+
+
+def features_in(path: Path) -> np.ndarray:
+    if path.suffix == ".npy":
+        return np.load(path)
+    with np.load(path) as archive:
+        return archive["features"]
+
+
+def no_links(source, target):
+    raise OSError(1, "Operation not permitted")
+
+
+def racing_models() -> tuple[Racing, KernelSimilarityMatching]:
+    """Two networks with different features."""
+    options = {"in_features": 2, "num_neurons": 6, "init": "normal"}
+    return Racing(kernel_params={"sigma": 0.3}, **options), model(kernel_params={"sigma": 0.9})
+
+
+@pytest.mark.parametrize("name", ["f.npy", "f.npz"])
+def test_a_second_run_into_the_same_file_is_refused_and_changes_nothing(tmp_path, name):
+    first, second = racing_models()
+    path, data = tmp_path / name, moons(eval_batch_size=64)
+    sentences = []
+
+    def start_another() -> None:
+        before = names(tmp_path)
+        with pytest.raises(BlockingIOError) as caught:
+            trainer([FeatureWriter(str(path))]).predict(second, datamodule=moons(eval_batch_size=64))
+        sentences.append(str(caught.value))
+        assert names(tmp_path) == before
+
+    first.other = start_another
+    trainer([FeatureWriter(str(path))]).predict(first, datamodule=data)
+    (sentence,) = sentences
+    assert re.fullmatch(
+        rf"{path} is being written by process {os.getpid()} on \S+ since .*: choose another file with "
+        r"--features\.path\.",
+        sentence,
+    )
+    assert names(tmp_path) == (["f.npz"] if name == "f.npz" else ["f.json", "f.npy", "f_labels.npy"])
+    assert_close(torch.tensor(features_in(path)), first(data.test_points.data), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["f.npy", "f.npz"])
+@pytest.mark.parametrize("has_links", [True, False])
+def test_without_locks_the_run_that_ends_first_wins(tmp_path, monkeypatch, name, has_links):
+    """No file is mixed or replaced, and the run that loses leaves nothing behind."""
+    monkeypatch.setattr(files, "fcntl", None)
+    if not has_links:
+        monkeypatch.setattr(os, "link", no_links)
+    first, second = racing_models()
+    path, data = tmp_path / name, moons(eval_batch_size=64)
+    first.other = lambda: trainer([FeatureWriter(str(path))]).predict(second, datamodule=moons(eval_batch_size=64))
+    with pytest.raises(FileExistsError, match="was written by another process in the meantime and is left as it is"):
+        trainer([FeatureWriter(str(path))]).predict(first, datamodule=data)
+    assert names(tmp_path) == (["f.npz"] if name == "f.npz" else ["f.json", "f.npy", "f_labels.npy"])
+    assert_close(torch.tensor(features_in(path)), second(data.test_points.data), rtol=0, atol=1e-5)
+
+
+def test_what_a_killed_run_left_does_not_stop_the_next_one(module, tmp_path):
+    """It was killed after its labels had appeared, and before its features."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    machine, _, number = draft_tag().split("-")
+    for part in ("features", "labels", "about"):
+        draft_path(tmp_path / "f.npy", f"{machine}-{ended.pid}-{number}", part).write_bytes(b"half")
+    os.link(draft_path(tmp_path / "f.npy", f"{machine}-{ended.pid}-{number}", "labels"), tmp_path / "f_labels.npy")
+    data = moons()
+    trainer([FeatureWriter(str(tmp_path / "f.npy"))]).predict(module, datamodule=data)
+    assert names(tmp_path) == ["f.json", "f.npy", "f_labels.npy"]
+    assert np.load(tmp_path / "f_labels.npy").tolist() == data.test_labels.tolist()
 
 
 def test_the_last_batch_is_never_dropped(module, tmp_path):

@@ -1,5 +1,6 @@
 """The commands with a Trainer, as a user types them: run folders, continued runs, evaluation."""
 
+import errno
 import re
 import signal
 import subprocess
@@ -33,6 +34,15 @@ def test_importing_the_command_is_cheap():
     code = "import ksm_lightning.cli, sys; print({'torch', 'lightning', 'jsonargparse'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert result.stdout.strip() == "set()"
+
+
+def test_a_full_disk_names_the_run_folder_if_the_writer_names_no_file(capsys, monkeypatch):
+    def fail(writer, summary, step):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("ksm_lightning.runs.logger.add_event", fail)
+    sentence = refused(capsys, "fit", *FEW, "--trainer.log_every_n_steps=10")
+    assert sentence == "The run folder runs/half_moons/version_0 could not be written: No space left on device."
 
 
 def test_a_run_folder_holds_config_checkpoint_events_and_figures(capsys):

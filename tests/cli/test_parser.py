@@ -9,6 +9,7 @@ import yaml
 
 from helpers.commands import FEW, HALF_MOONS, refused
 from ksm_lightning.cli import main
+from ksm_lightning.cli.parser import KSMArgumentParser
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
         (["--model.num_neurons=few"], "model.num_neurons: Expected int. Got value: few; see ksm fit --help."),
         (["--data.noises=1"], "data: Option 'noises' is not accepted; see ksm fit --help."),
         (["--config=null.yaml"], "The section `model` is empty"),
-        (["--config=loop.yaml"], "RecursionError"),
+        (["--config=loop.yaml"], "loop.yaml is not valid YAML: it is nested too deeply."),
         (["--model.kernel=power_cosine", "--model.kernel_params={alpha: .inf}"], "`alpha` must be a whole number"),
         (["--model.kernel_params={sigma: abc}"], "model.kernel_params: "),
         (["--trainer.barebones=true"], "--trainer.barebones"),
@@ -167,3 +168,17 @@ def test_print_config_is_a_config(capsys):
     config = yaml.safe_load(capsys.readouterr().out)
     assert config["model"]["kernel_params"] == {"sigma": 0.3}
     assert config["data"]["init_args"]["batch_size"] == 64
+
+
+def test_a_configuration_is_written_completely_or_not_at_all(monkeypatch):
+    parser = KSMArgumentParser(prog="ksm")
+    parser.add_argument("--a", type=int)
+    parser.save(parser.parse_object({"a": 1}), "x.yaml")
+    assert yaml.safe_load(Path("x.yaml").read_text()) == {"a": 1}
+    with pytest.raises(FileExistsError, match=r"x\.yaml was written by another process in the meantime"):
+        parser.save(parser.parse_object({"a": 2}), "x.yaml")
+    monkeypatch.setattr(parser, "dump", lambda *args, **options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        parser.save(parser.parse_object({"a": 3}), "y.yaml")
+    assert not Path("y.yaml").exists()
+    assert yaml.safe_load(Path("x.yaml").read_text()) == {"a": 1}

@@ -1,11 +1,14 @@
 """Your own arrays from .npy, .npz and .csv files, good and bad."""
 
+import tracemalloc
+import zipfile
+
 import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
-from ksm_lightning.data import ArrayDataModule
+from ksm_lightning.data import ArrayDataModule, array
 
 
 @pytest.fixture
@@ -106,7 +109,16 @@ def bad_files(folder, table):
     flipped = bytearray((folder / "one.npz").read_bytes())
     flipped[300] ^= 0xFF
     np.savez(folder / "bomb.npz", x=np.array([Bomb()], dtype=object))
+    with zipfile.ZipFile(folder / "text.npz", "w") as archive:
+        archive.writestr("a.txt", "1 2 3")
+    with zipfile.ZipFile(folder / "named.npz", "w") as archive:
+        archive.writestr("x.npy", "1 2 3")
+    with zipfile.ZipFile(folder / "none.npz", "w"):
+        pass
     return {
+        r"'a.txt' in .*text.npz is not an array: write the file with numpy.savez": str(folder / "text.npz"),
+        r"'x' in .*named.npz is not an array": str(folder / "named.npz"),
+        r"`key` must be the name .*none.npz has no arrays": str(folder / "none.npz"),
         "is empty": write("empty.csv", b""),
         "There is no data file": str(folder / "missing.npy"),
         "must be a .npy, .npz or .csv": write("x.txt", b"1,2"),
@@ -135,6 +147,66 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path, table):
         with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
             ArrayDataModule(path).setup()
         assert "\n" not in str(caught.value)
+
+
+def claim(shape: tuple[int, ...], length: int | None = None) -> bytes:
+    """The start of a ``.npy`` file of version 2 that claims a shape, and a length of its header."""
+    text = repr({"descr": "<f8", "fortran_order": False, "shape": shape}).encode() + b"\n"
+    return b"\x93NUMPY\x02\x00" + (length or len(text)).to_bytes(4, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (
+            claim((2**40, 2)),
+            r"bomb.npz is too large: its array 'x' of shape \(1099511627776, 2\) needs 35,184,372,088,832 bytes of "
+            r"memory, and [\d,]+ are free; save it as .npy, which is read in parts\.",
+        ),
+        (
+            claim((2**20, 4)),
+            r"too large: its array 'x' of shape \(1048576, 4\) needs 67,108,864 bytes .* 9,999,999",
+        ),
+        (claim((2, 2), length=2**31), "bomb.npz is damaged or not a NumPy file: the header of the array 'x' has 2,147"),
+    ],
+    ids=["claimed", "true", "header"],
+)
+def test_an_archive_that_expands_to_more_than_the_memory_is_refused_before_it_is_read(
+    tmp_path, monkeypatch, start, message
+):
+    """32 MB of zeros in 33 KB."""
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", start + bytes(2**25))
+    monkeypatch.setattr(array, "free_memory", lambda: 9_999_999.0)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=message):
+            ArrayDataModule(str(tmp_path / "bomb.npz")).setup()
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_archive_whose_array_claims_less_than_it_holds_is_refused(tmp_path):
+    """NumPy reads the smaller array, and the archive never compares the checksum. It was loaded with 1,200 points."""
+    np.savez(tmp_path / "x.npz", x=np.random.RandomState(0).randn(1600, 2))
+    content = (tmp_path / "x.npz").read_bytes()
+    for old, new in ((b"(1600, 2)", b"(1200, 2)"), (b"<f8", b"<f4")):
+        (tmp_path / "y.npz").write_bytes(content.replace(old, new))
+        with pytest.raises(ValueError, match=r"y.npz is damaged .*: the array 'x' is larger than its header says"):
+            ArrayDataModule(str(tmp_path / "y.npz")).setup()
+
+
+def test_labels_that_claim_more_than_their_file_holds_are_refused(tmp_path, table):
+    np.save(tmp_path / "x.npy", table)
+    (tmp_path / "l.npy").write_bytes(claim((2**40,)) + bytes(100))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"l\.npy is damaged or not a NumPy file"):
+            ArrayDataModule(str(tmp_path / "x.npy"), labels=str(tmp_path / "l.npy")).setup()
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 # ---------------------------------------------------------------------- labels

@@ -136,3 +136,11 @@ def test_processes_share_the_tiles_of_the_metric(monkeypatch, is_replicated):
 def test_invalid_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_stopped_error_is_nan_and_computes_no_further_tile():
+    x, done = torch.randn(3000, 2), []
+    metric = KernelNRMSE(GaussianKernel(1.0), progress=done.append, should_stop=lambda: len(done) == 2)
+    metric.update(x, x)
+    assert metric.compute().isnan()
+    assert done == [1, 1]

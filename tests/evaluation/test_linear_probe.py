@@ -185,3 +185,19 @@ def test_one_cluster_per_sample_has_energy_0():
 def test_the_best_assignment_of_clusters_to_labels_counts():
     assert matched_accuracy(torch.tensor([2, 2, 0, 0, 1]), torch.tensor([0, 0, 1, 1, 2])) == 1.0
     assert matched_accuracy(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 1, 2])) == 0.5
+
+
+def test_a_check_can_give_up_the_probe_and_the_clusters():
+    x, labels, calls = torch.randn(200, 5), torch.arange(200) % 4, []
+
+    def check():
+        calls.append(1)
+        if len(calls) == 2:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        linear_probe((x, labels), (x, labels), (x, labels), per_class=20, check=check)
+    assert len(calls) == 2, "at the start, and after a few iterations"
+    calls.clear()
+    with pytest.raises(TimeoutError):
+        kmeans(x, 4, starts=2, check=check)

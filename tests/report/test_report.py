@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import make_moons
 
+from helpers.checkpoints import changed
 from helpers.commands import refused
 from helpers.processes import PATIENCE
 from ksm_lightning.baselines import Nystroem
@@ -518,9 +519,7 @@ def test_the_run_may_be_given_by_a_checkpoint_and_the_checkpoint_by_an_option(co
 
 def test_the_page_of_a_network_that_is_not_finite_reports_it(copy, capsys):
     path = copy / "checkpoints" / "last.ckpt"
-    content = torch.load(path, weights_only=True)
-    content["state_dict"]["network.L"] = -torch.eye(3)
-    torch.save(content, path)
+    changed(path, lambda content: content["state_dict"].update({"network.L": -torch.eye(3)}))
     main(["report", str(copy), "--show_progress=false"])
     assert "error: The network is not finite." in capsys.readouterr().out
     page = Page((copy / "report.html").read_text())
@@ -609,6 +608,20 @@ def test_a_file_that_is_not_a_report_is_never_overwritten(copy, capsys):
     sentence = refused(capsys, "report", str(copy), "--show_progress=false", f"--out={notes}")
     assert sentence == f"{notes} exists and is not a report: choose another file with --out."
     assert notes.read_text() == "mine"
+
+
+def test_a_file_that_appears_while_the_report_is_measured_is_kept(copy, capsys, monkeypatch):
+    import ksm_lightning.cli.report as command
+
+    def measure(*args):
+        (copy / "report.html").write_text("mine")
+        return measured(*args)
+
+    measured = command.measure
+    monkeypatch.setattr(command, "measure", measure)
+    sentence = refused(capsys, "report", str(copy), "--max_points=50", "--show_progress=false")
+    assert sentence == f"{copy / 'report.html'} exists and is not a report: choose another file with --out."
+    assert (copy / "report.html").read_text() == "mine"
 
 
 def test_a_run_folder_is_required(capsys, copy, tmp_path):

@@ -1,11 +1,14 @@
 """Checkpoints: their content, exact resumption, and files that are refused."""
 
 import pickle
+import re
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.checkpoints import changed
@@ -14,6 +17,8 @@ from helpers.runs import SHORT, fit, model, moons, trainer
 from ksm_lightning.kernels import GaussianKernel, register_kernel, registry
 from ksm_lightning.learning.schedule import Phase
 from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.runs.checkpoint import check_content, read_checkpoint
+from ksm_lightning.runs.digest import digest_of
 
 
 @pytest.fixture
@@ -42,9 +47,17 @@ def test_a_checkpoint_holds_only_tensors_and_primitives(saved):
         "inverse": "auto",
         "acceleration": "none",
     }
-    preprocessing = content["ksm_lightning"].pop("preprocessing")
+    section = content["ksm_lightning"]
+    preprocessing = section.pop("preprocessing")
     learner = {"rate_factor": 1.0, "inverse": {}, "rule": {}, "best": {}}
-    assert content["ksm_lightning"] == {"format": 4, "learner": learner}
+    assert section.pop("training") == {
+        "data": {"num_points": 200, "num_features": 2, "sha256": moons().fingerprint.sha256},
+        "centre": True, "scaling": "none", "batch_size": 16, "processes": 1, "precision": "32-true", "seed": 0,
+    }  # fmt: skip
+    assert section.pop("covers") == sorted(content)
+    assert re.fullmatch("[0-9a-f]{64}", section.pop("digest"))
+    assert set(section.pop("run")) == {"needs_finish", "epoch_energy"}
+    assert section == {"format": 5, "learner": learner}
     assert {name: type(value).__name__ for name, value in preprocessing.items()} == {
         "mean": "Tensor", "scale": "Tensor", "image_shape": "NoneType", "crop": "int"
     }  # fmt: skip
@@ -163,7 +176,7 @@ def tracked(inverse, **values):
         ),
         (
             lambda p: changed(p, lambda c: c["ksm_lightning"].update(format=99)),
-            "its format is 99, and this version reads 4",
+            "its format is 99, and this version reads 5",
         ),
         (lambda p: changed(p, lambda c: c["hyper_parameters"].update(phases=None, ridge=None)), "its ridge is None"),
         (lambda p: changed(p, lambda c: c["hyper_parameters"].update(in_features=None)), "its in_features None"),
@@ -202,6 +215,117 @@ def test_an_invalid_checkpoint_is_refused_in_one_sentence(saved, spoil, message)
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
         KernelSimilarityMatching.load_from_checkpoint(path)
     assert "\n" not in str(caught.value)
+
+
+UNSEALED = {
+    "a weight": lambda c: c["state_dict"]["network.W"].view(torch.int32)[0, 0].bitwise_xor_(1 << 30),
+    "the last bit of a weight": lambda c: c["state_dict"]["network.L"].view(torch.int32)[-1, -1].bitwise_xor_(1),
+    "a hyper-parameter": lambda c: c["hyper_parameters"].update(ridge=0.002),
+    "the learner": lambda c: c["ksm_lightning"]["learner"].update(rate_factor=0.5),
+    "the preprocessing": lambda c: c["ksm_lightning"]["preprocessing"]["mean"].add_(1),
+    "the conditions": lambda c: c["ksm_lightning"]["training"].update(batch_size=17),
+    "the number of updates": lambda c: c.update(global_step=11),
+    "the seed of the batches": lambda c: c["HalfMoonsDataModule"].update(seed=4),
+    "Lightning's loops": lambda c: c["loops"]["fit_loop"]["epoch_progress"]["total"].update(ready=7),
+    "a callback": lambda c: c["callbacks"].update(mine={"best": 1.0}),
+    "the optimizer": lambda c: c["optimizer_states"][0]["param_groups"][0].update(lr=1.0),
+    "a missing part": lambda c: c.pop("lr_schedulers"),
+    "a part under another name": lambda c: c.update(Other=c.pop("HalfMoonsDataModule")),
+    "the type of a number": lambda c: c["optimizer_states"][0]["param_groups"][0].update(params=[0.0]),
+    "nested too deeply": lambda c: c.update(callbacks=nested(100_000)),
+}
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("case", UNSEALED)
+def test_a_checkpoint_that_does_not_match_its_digest_is_refused(saved, case):
+    """Before there was a digest, every one of these was loaded."""
+    module, path = saved
+    content = torch.load(path, weights_only=True)
+    UNSEALED[case](content)
+    if case == "nested too deeply":  # such a file cannot be written by torch.save
+        with pytest.raises(ValueError, match="The checkpoint x is damaged: its content does not match its digest"):
+            check_content(content, "The checkpoint x")
+        return
+    torch.save(content, path)
+    with pytest.raises(ValueError, match=r"x.ckpt is damaged: its content does not match its digest; use an older"):
+        read_checkpoint(path)
+    with pytest.raises(ValueError, match=r"^The checkpoint is damaged: its content does not match its digest"):
+        trainer().fit(module, datamodule=moons(), ckpt_path=path, weights_only=True)
+
+
+def test_a_checkpoint_without_a_digest_is_refused(saved):
+    for part in ("digest", "covers"):
+        changed(saved[1], lambda c, part=part: c["ksm_lightning"].pop(part), is_sealed=False)
+        with pytest.raises(ValueError, match=r"x.ckpt is refused: it has no digest, so it is damaged or was edited"):
+            read_checkpoint(saved[1])
+        changed(saved[1], lambda c: None)
+    changed(saved[1], lambda c: c["ksm_lightning"]["covers"].remove("loops"), is_sealed=False)
+    with pytest.raises(ValueError, match="has no digest"):
+        read_checkpoint(saved[1])
+
+
+class OwnKeys(KernelSimilarityMatching):
+    """A user's module that adds a key of its own, as Lightning's documentation shows."""
+
+    def on_save_checkpoint(self, checkpoint):
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["mine"] = {"notes": [1, 2]}
+
+
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
+def test_checkpoints_of_lightnings_callback_and_with_own_keys_match_their_digest(tmp_path):
+    torch.manual_seed(0)
+    module = OwnKeys(num_neurons=6, in_features=2, kernel_params={"sigma": 0.3}, init="normal", phases=SHORT)
+    save = ModelCheckpoint(tmp_path, every_n_train_steps=5, save_top_k=-1, filename="{step}")
+    stop = EarlyStopping("val/energy", patience=100)
+    run = trainer([save, stop], enable_checkpointing=True)
+    run.fit(module, datamodule=moons())
+    for updates in (5, 10):
+        content = read_checkpoint(tmp_path / f"step={updates}.ckpt")
+        assert (content["global_step"], content["mine"]) == (updates, {"notes": [1, 2]})
+        assert {name.partition("{")[0] for name in content["callbacks"]} == {"ModelCheckpoint", "EarlyStopping"}
+    run.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    assert set(read_checkpoint(tmp_path / "weights.ckpt")["state_dict"]) == {"network.W", "network.q", "network.L"}
+
+
+def test_a_checkpoint_of_another_lightning_version_continues(saved):
+    """Lightning replaces the version in what it loads, which the digest must survive."""
+    changed(saved[1], lambda c: c.update({"pytorch-lightning_version": "2.5.0"}))
+    fit_again = trainer(max_steps=10)
+    fit_again.fit(model(), datamodule=moons(), ckpt_path=saved[1], weights_only=True)
+    assert fit_again.global_step == 10
+
+
+def test_the_digest_of_a_large_checkpoint_is_cheap():
+    """W, L, the tracked inverse and the best weights of 800 neurons on MNIST: 10 MB."""
+    n, m = 800, 400
+    weights = {"W": torch.zeros(n, m), "q": torch.zeros(n), "L": torch.zeros(n, n)}
+    content = {"state_dict": weights, "best": dict(weights), "inverse": torch.zeros(n, n)}
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        digest_of(content)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.05
+
+
+def test_the_digest_of_an_expanded_tensor_needs_no_copy():
+    huge = torch.zeros(1).expand(2**40)  # 4 TB if it were copied
+    assert digest_of(huge) == digest_of(torch.zeros(1).expand(2**40))
+    assert len({digest_of(huge), digest_of(torch.zeros(1).expand(2**41)), digest_of(torch.ones(1).expand(2**40))}) == 3
+
+
+def test_the_digest_of_a_tensor_does_not_depend_on_its_memory_layout():
+    x = torch.arange(12.0).reshape(3, 4)
+    assert digest_of(x.mT.contiguous().mT) == digest_of(x) == digest_of(torch.nn.Parameter(x))
+    assert len({digest_of(each) for each in (x, x.mT, x.flatten(), x.double(), x.bfloat16(), x.int(), x + 1)}) == 7
 
 
 @pytest.fixture

@@ -23,3 +23,25 @@ def test_a_named_run_is_never_overwritten(tmp_path):
     assert RunLogger(str(tmp_path), "x", version="mine").version == "mine"
     with pytest.raises(FileExistsError, match="exists already"):
         _ = RunLogger(str(tmp_path), "x", version="mine").version
+
+
+def test_a_writer_that_hangs_does_not_keep_the_process(tmp_path, monkeypatch):
+    """The lock stands for a disk that does not answer, or a thread that never gives it back."""
+    monkeypatch.setattr(logger, "_PATIENCE_AFTER_FAILURE", 0.1)
+    run = RunLogger(str(tmp_path), "x")
+    run.log_metrics({"a": 1.0}, 0)
+    lock = run.experiment._get_file_writer().event_writer._async_writer._lock
+    with lock, pytest.warns(UserWarning, match=r"could not write its last events to .*version_0; the file may end"):
+        run.finalize("failed")
+
+
+def test_a_failure_of_the_writer_is_still_an_error(tmp_path, monkeypatch):
+    run = RunLogger(str(tmp_path), "x")
+    run.log_metrics({"a": 1.0}, 0)
+
+    def fail():
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(run.experiment, "flush", fail)
+    with pytest.raises(OSError, match="No space left"):
+        run.finalize("success")
