@@ -1,5 +1,6 @@
 """Landmarks that explain nothing: how they are found, and where they should be instead."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -141,13 +142,15 @@ class _Exchange:
         self._score()
 
     def remove_landmark(self) -> tuple[int, float]:
-        """Remove the landmark with the least loss; returns its index and the loss."""
+        """Remove the landmark with the least loss; returns its index and the loss, infinite if none can be removed."""
         while True:
-            i = int((self.g[: self.n].clamp(min=0) / self.own_P).argmin())
+            i = int((self.g[: self.n].clamp(min=0) / self.own_P.clamp(min=torch.finfo(self.g.dtype).tiny)).argmin())
             v = self._row(i)
             if not self._has_drifted(i, v, self.own_P[i]):
                 break
         p = self._column_of_P(i)
+        if not bool(p[i] > 0):
+            return i, math.inf  # rounding errors have made P indefinite, and no landmark can be judged
         loss = float(v.square().sum() / p[i])
         self._change(torch.cat([p, v[: self.candidates]]), v, -1 / p[i])
         return i, loss
@@ -167,7 +170,7 @@ class _Exchange:
     def _has_drifted(self, index: int, row: Tensor, scale: Tensor) -> bool:
         """Whether the score ``g / scale`` was inaccurate. Its exact value then replaces it."""
         exact = row.square().sum()
-        has_drifted = bool((self.g[index] - exact).abs() > _DRIFT * (exact + self.worthwhile * scale))
+        has_drifted = bool((self.g[index] - exact).abs() > _DRIFT * (exact + self.worthwhile * scale.clamp(min=0)))
         if has_drifted:
             self.g[index] = exact
         return has_drifted
