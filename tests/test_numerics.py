@@ -27,8 +27,8 @@ def test_random_fits_have_features_or_a_clear_refusal(numerics, seeds):
 
 
 # Seeds whose fits failed before: a width of 1e-25 in float32; similarities of 1e-40 in float64, where features were 0;
-# points in almost one direction, whose landmarks were moved away; values of 1e23, where the search for idle landmarks did
-# not end.
+# points in almost one direction, whose landmarks were moved away; values of 1e23, where the search for idle landmarks
+# did not end.
 @pytest.mark.parametrize(
     ("seed", "outcome"),
     [(3, "refused"), (839, "features"), (895, "features"), (170, "features"), (415, "features"), (988, "features")],

@@ -1,16 +1,19 @@
 """Sizes that follow from the data and the number of neurons: the default ridge, samples, the range of values."""
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels import Kernel, random_subset
+from ksm_lightning.kernels import Kernel, RadialKernel, random_subset
 from ksm_lightning.network import Bound
 
 # The ridge of the adaptive schedule as a fraction of one neuron's share of the similarity, <f(x, x)> / n. The error of
 # the tight bound has no other floor than the ridge.
 _RELATIVE_RIDGE: dict[Bound, float] = {"paper": 0.005, "tight": 1e-4}
+# Warn if the rounding error of a squared distance, in units of sigma, exceeds this.
+_IMPRECISE = 0.1
 
 
 @torch.no_grad()
@@ -23,27 +26,55 @@ def natural_ridge(kernel: Kernel, x: Tensor, num_neurons: int, bound: Bound = "p
     """
     _check_kernel(kernel, x)
     mean = float(kernel.diag(x.double()).mean())
-    limits = torch.finfo(x.dtype)
-    if mean != 0 and not math.sqrt(limits.tiny) < abs(mean) < math.sqrt(limits.max / 1e4):
+    smallest, largest = _similarity_range(x.dtype)
+    if mean != 0 and not smallest < abs(mean) < largest:
         raise ValueError(
-            f"The similarity f(x, x) is {mean:.1e} on average, and its square is out of the range of {x.dtype}: scale "
+            f"The similarity f(x, x) is {mean:.1e} on average, and its powers are out of the range of {x.dtype}: scale "
             "the data (scaling=global or feature; StandardScaler in scikit-learn), or use float64 (precision=64-true)."
         )
     relative = _RELATIVE_RIDGE[bound]
     return relative * mean / num_neurons if mean > 0 else relative
 
 
+def _similarity_range(dtype: torch.dtype) -> tuple[float, float]:
+    """Smallest and largest similarity: weights hold its square in ``dtype``, and its fourth power occurs in float64."""
+    own, wide = torch.finfo(dtype), torch.finfo(torch.float64)
+    return max(math.sqrt(own.tiny), wide.tiny**0.25), min(math.sqrt(own.max / 1e4), (wide.max / 1e8) ** 0.25)
+
+
 @torch.no_grad()
 def check_range(kernel: Kernel, x: Tensor) -> None:
-    """Raise ValueError if the square of a sample (samples, m), or of ``f(x, x)``, is out of the dtype's range."""
+    """Raise ValueError if powers of a sample (samples, m), or of ``f(x, x)``, are out of the dtype's range.
+
+    Warns if the samples are so far apart, in units of a radial kernel's width, that their distances are rounding
+    errors.
+    """
     _check_kernel(kernel, x)
-    limit = torch.finfo(x.dtype).max / 1e4
-    size = torch.maximum(x.square().sum(1), kernel.diag(x).square())
-    if not bool((size < limit).all()):
-        row = int((~(size < limit)).nonzero()[0])
+    is_large = (x.square().sum(1) >= torch.finfo(x.dtype).max / 1e4) | (kernel.diag(x) >= _similarity_range(x.dtype)[1])
+    if bool(is_large.any()):
+        row = int(is_large.nonzero()[0])
         raise ValueError(
-            f"Sample {row} has values of up to {float(x[row].abs().max()):.1e}, whose squares are out of the range of "
+            f"Sample {row} has values of up to {float(x[row].abs().max()):.1e}, whose powers are out of the range of "
             f"{x.dtype}: remove it, or scale the data."
+        )
+    if isinstance(kernel, RadialKernel):
+        _check_spread(kernel, x)
+
+
+def _check_spread(kernel: RadialKernel, x: Tensor) -> None:
+    """Raise ValueError, or warn, if the largest squared distance in units of sigma is too large for x's dtype."""
+    limits, unit = torch.finfo(x.dtype), 1 / kernel.sigma**2
+    spread = float((x.double() - x.double().mean(0)).square().sum(1).max()) * unit
+    if not max(spread * spread, spread * unit) < limits.max / 1e4:  # gradients contain R / sigma^2, and steps their squares
+        raise ValueError(
+            f"The samples are {math.sqrt(spread):.0e} widths of {kernel} apart, which is out of the range of "
+            f"{x.dtype}: choose a larger width."
+        )
+    if limits.eps * spread > _IMPRECISE:
+        warnings.warn(
+            f"The samples are up to {math.sqrt(spread):.0e} widths of {kernel} apart, and {x.dtype} cannot tell equal "
+            "samples from neighbours: choose a larger width, or remove outliers.",
+            stacklevel=4,
         )
 
 
@@ -80,12 +111,14 @@ def sample_size(num_landmarks: int) -> int:
 # Fewer points of a batch than this do not decide whether landmarks have become better.
 _FEWEST_JUDGES = 500
 _MOST_NUMBERS = 2**27  # in the points that landmarks are chosen from, 0.5 GB of float32
+# From 2,048 landmarks on, the start takes fewer points per landmark: its cost grows with their product.
+_MANY_CANDIDATES, _MANY_STARTS = 40 * 2048, 8 * 2048
 
 
 def candidate_count(num_landmarks: int, is_refined: bool = False, in_features: int = 1) -> int:
     """Number of points that the first landmarks are chosen from; more if these are refined by Lloyd iterations."""
     fewest = max(2000, 10 * num_landmarks)
-    wanted = min(max(20_000, 40 * num_landmarks), _MOST_NUMBERS // in_features)
+    wanted = min(max(20_000, 40 * num_landmarks), _MANY_CANDIDATES, _MOST_NUMBERS // in_features)
     return max(fewest, wanted) if is_refined else fewest
 
 
@@ -101,4 +134,4 @@ def judge_count(num_landmarks: int) -> int:
 
 def start_count(num_landmarks: int) -> int:
     """Number of points that the first scale, gains and L are computed from."""
-    return max(4000, 8 * num_landmarks)
+    return max(4000, min(8 * num_landmarks, max(_MANY_STARTS, 2 * num_landmarks)))

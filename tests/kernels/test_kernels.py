@@ -263,3 +263,11 @@ def test_self_terms_equal_diag_curvature_and_diag_gradient(kernel):
     slope = torch.as_tensor(terms.slope, dtype=w.dtype).expand(6)
     gradient = torch.zeros_like(w) if terms.direction is None else slope[:, None] * terms.direction
     assert_close(gradient, kernel.diag_gradient(w))
+
+
+@pytest.mark.parametrize("kernel", [GaussianKernel, LaplacianKernel, CauchyKernel])
+@pytest.mark.parametrize("sigma", [1e-200, 1e200])
+def test_a_width_whose_square_is_not_a_number_is_refused(kernel, sigma):
+    """Its square would raise OverflowError or ZeroDivisionError in the first update."""
+    with pytest.raises(ValueError, match="`sigma` must be between 1e-100 and 1e100"):
+        kernel(sigma)
