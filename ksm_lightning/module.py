@@ -1,7 +1,6 @@
 """The network as a LightningModule: Lightning's hooks, and what is logged. Learning itself is in the Learner."""
 
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,27 +10,27 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from ksm_lightning.data import KSMDataModule
 from ksm_lightning.data.datamodule import datamodule_of, training_inputs
 from ksm_lightning.data.loaders import batches_of, has_length, inputs_of
-from ksm_lightning.learning import HyperParameters, Learner, candidate_count
+from ksm_lightning.learning import HyperParameters, Learner
 from ksm_lightning.learning.learner import Stage
-from ksm_lightning.learning.training import REFINEMENT
 from ksm_lightning.learning.units import choose_points, points_to_draw
-from ksm_lightning.network import DataInit, KSMNetwork
+from ksm_lightning.network import KSMNetwork
 from ksm_lightning.network.readout import read_out
-from ksm_lightning.private_apis import attached_trainer, count_updates
+from ksm_lightning.private_apis import attached_trainer, count_updates, keep_out_of_ddp
 from ksm_lightning.runs import metric_names as names
 from ksm_lightning.runs.checkpoint import check_content, read_checkpoint
 from ksm_lightning.runs.conditions import add_section, check_continuation
 from ksm_lightning.runs.cut_short import cut_short
 from ksm_lightning.runs.logger import log_final_scores
 from ksm_lightning.runs.optimizer import HebbianOptimizer
-from ksm_lightning.runs.run_state import StoppableModule, TrainerCollectives
+from ksm_lightning.runs.other_callbacks import saves_after
+from ksm_lightning.runs.processes import TrainerCollectives
+from ksm_lightning.runs.start import StartingModule
 from ksm_lightning.runs.stop import StoppedEarly
 
 
-class KernelSimilarityMatching(StoppableModule):
+class KernelSimilarityMatching(StartingModule):
     """Trains a KSMNetwork: W and q descend the energy, L ascends it, one batch per update.
 
     The gradients have closed forms and nothing is back-propagated. Lightning's loop gets blocks of batches; each batch
@@ -63,9 +62,9 @@ class KernelSimilarityMatching(StoppableModule):
         self._given_ridge = hyper.ridge if "ridge" in options else None
         # Without `in_features` this network is a placeholder.
         is_placed = hyper.in_features is not None and hyper.init == "normal"
-        self._use(hyper.make_network(hyper.in_features or 1), None if is_placed else "unplaced")
+        self.use_network(hyper.make_network(hyper.in_features or 1), None if is_placed else "unplaced")
 
-    def _use(self, network: KSMNetwork, stage: Stage | None = None) -> None:
+    def use_network(self, network: KSMNetwork, stage: Stage | None = None) -> None:
         hyper = HyperParameters.of(self.hparams)
         self.network = network
         self.kernel, self.schedule = network.kernel, hyper.make_schedule()
@@ -74,6 +73,8 @@ class KernelSimilarityMatching(StoppableModule):
             acceleration=hyper.acceleration, collectives=TrainerCollectives(self),
         )  # fmt: skip
         self.learner.set_kernel_for(0)
+        own = {f"network.{name}": parameter.numel() for name, parameter in network.named_parameters(recurse=False)}
+        keep_out_of_ddp(self, sorted(own, key=own.__getitem__)[1:])  # all but the smallest: DDP needs one
 
     # ------------------------------------------------------------------ a run from start to end
 
@@ -89,51 +90,27 @@ class KernelSimilarityMatching(StoppableModule):
             return
         if data is not None:
             with torch.device("cpu"):  # Lightning's default here is the training device
-                self._place_and_start(data)
+                self.place_and_start(data)
         elif learner.stage == "unplaced":
             raise ValueError(
                 "Without a datamodule of ksm_lightning the input size and starting points are unknown: give "
                 "`in_features` and `init='normal'`, or use ArrayDataModule."
             )
 
-    def _place_and_start(self, data: KSMDataModule) -> None:
-        # A generator of its own: how far the global one has advanced depends on the strategy.
-        generator = torch.Generator().manual_seed(torch.initial_seed())
-        starts_at_data = self.learner.stage == "unplaced" and self.hparams["init"] == "data"
-        candidates = None
-        if starts_at_data or self.schedule.is_natural:
-            count = candidate_count(self.hparams["num_landmarks"], self.schedule.is_natural, data.in_features)
-            candidates = data.random_points(count, generator)
-        if self.learner.stage == "unplaced":
-            self.hparams["in_features"] = data.in_features
-            iterations = REFINEMENT if self.schedule.is_natural else 0
-            init = DataInit(candidates, iterations) if starts_at_data and candidates is not None else None
-            self._use(HyperParameters.of(self.hparams).make_network(data.in_features, init, generator))
-            self.learner.set_kernel_for(self.trainer.global_step)
-        if self.learner.stage == "unstarted" and candidates is not None:
-            self._start(candidates)
-
-    def ensure_started(self, batch: Any) -> None:
-        """Start the adaptive schedule from the first block or batch, if no datamodule of this package did before."""
-        if self.learner.stage == "unstarted":
-            self._start(self.learner.collectives.gather(batches_of(batch).flatten(0, 1)))
-
-    def _start(self, x: Tensor) -> None:
-        """Start from a sample (samples, m) that is the same on every process."""
-        self.learner.start(x.to(self.network.W))
-        self.hparams["ridge"] = self.network.ridge
-
     def on_fit_start(self) -> None:
-        """Check that the precision is full."""
+        """Check that the precision is full, and give all processes the same weights, which DDP leaves alone."""
         if self.trainer.precision not in ("32-true", "64-true"):
             raise ValueError(
                 f"The update solves linear systems and needs full precision: set `precision` to 32-true or 64-true, "
                 f"got {self.trainer.precision}."
             )
+        self.share_weights()
 
     def on_train_start(self) -> None:
         self.leave_if_stopped()
         self.run_state.start(self.global_step)
+        if self.global_step == 0:
+            self.learner.restart()
         self.run_state.needs_finish &= self.global_step >= self.schedule.total_updates  # unless it is longer now
 
     def on_train_epoch_start(self) -> None:
@@ -151,6 +128,7 @@ class KernelSimilarityMatching(StoppableModule):
         log_final_scores(self.trainer.loggers, dict(self.hparams), self.trainer.callback_metrics)
         if missing := cut_short(self.schedule, self.global_step, self.hparams["consolidate"]):
             rank_zero_info(missing)
+        self.learner.drop_recordings()
         self.end_run()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -180,10 +158,10 @@ class KernelSimilarityMatching(StoppableModule):
         made = optimizer.step(
             lambda: self.learner.learn(
                 batches, first, sample=self.points_for_idle_landmarks, observe=log.observes,
-                on_observation=partial(log.add, collectives=self.learner.collectives, loggers=self.loggers),
-                should_stop=lambda: is_alone and stop.is_set,
+                on_observation=log.add, should_stop=lambda: is_alone and stop.is_set,
             )
         )  # fmt: skip
+        log.end_block(self.learner.collectives, self.loggers)
         count_updates(self.trainer, made - 1)
         self._log_epoch_energy(bool(log.logged))
         rates = self.learner.rates(first + made - 1, batches.shape[1])
@@ -208,10 +186,10 @@ class KernelSimilarityMatching(StoppableModule):
         return choose_points(different, update, self.network.num_landmarks)
 
     def _log_epoch_energy(self, is_due: bool) -> None:
-        """Give callbacks the mean energy of the epoch so far, if it is due, and at the end of the epoch."""
+        """Give callbacks the mean energy of the epoch so far: if it is due, may be monitored, or the epoch ends."""
         trainer, done = self.trainer, self.global_step
         is_last = trainer.is_last_batch or done >= self.schedule.total_updates or done == trainer.max_steps
-        energy = self.run_state.log.epoch_energy() if is_due or is_last else None
+        energy = self.run_state.log.epoch_energy() if is_due or is_last or saves_after(trainer, done) else None
         if energy is not None and not trainer.barebones:
             self.log(names.TRAIN_ENERGY, energy, prog_bar=True, logger=False)
 
@@ -343,7 +321,4 @@ class KernelSimilarityMatching(StoppableModule):
         y = self.forward(x[:0] if skips else x)
         energy = y.new_tensor(torch.nan) if skips else self.network.energy_of(x, y).to(y.dtype)
         self.log(names.energy(stage), energy, batch_size=len(x), sync_dist=True)
-        if self.trainer.state.fn == "fit":
-            # Lightning's loggers use this name as the x axis, which otherwise counts blocks of updates.
-            self.log("step", float(self.global_step), batch_size=len(x))
         return y

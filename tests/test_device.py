@@ -16,8 +16,10 @@ from ksm_lightning.evaluation.portrait import portrait
 from ksm_lightning.extractor import FeatureExtractor
 from ksm_lightning.kernels import make_kernel
 from ksm_lightning.kernels.pairs import symmetric_tiles
+from ksm_lightning.learning.acceleration import Accelerator, Batch, StepSizes
 from ksm_lightning.learning.exact import optimal_scale, similarity_moment, solve_inner
 from ksm_lightning.learning.schedule import Phase
+from ksm_lightning.learning.spectrum import leading_spectrum
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network import functional
 from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
@@ -102,7 +104,13 @@ def test_a_training_step_stays_on_the_device_and_does_not_synchronise(fake_cuda,
     optimizer._strategy = SimpleNamespace(optimizer_step=lambda optimizer, closure, **options: optimizer.step(closure))
     module.optimizers = lambda: optimizer
     module.__dict__["_trainer"] = SimpleNamespace(
-        global_step=0, log_every_n_steps=50, world_size=1, loggers=[], is_last_batch=False, max_steps=-1
+        global_step=0,
+        log_every_n_steps=50,
+        world_size=1,
+        loggers=[],
+        is_last_batch=False,
+        max_steps=-1,
+        checkpoint_callbacks=[],
     )
     monkeypatch.setattr("ksm_lightning.module.count_updates", lambda trainer, more: None)
     (block,) = UpdateLoader(Points(on_cuda(50, 4), device=CUDA), batch_size=8, updates_per_epoch=3)
@@ -209,3 +217,28 @@ def test_the_choice_of_initial_landmarks_stays_on_the_device(fake_cuda):
 def test_the_values_of_the_figures_stay_on_the_device(fake_cuda, spec):
     computed = portrait(model(spec[0], **spec[1]).network, on_cuda(40, 4))
     assert {value.device for value in computed.values()} == {CUDA}
+
+
+def test_the_leading_spectrum_stays_on_the_device(fake_cuda, spec):
+    network = model(spec[0], **spec[1]).network
+    found = leading_spectrum(network.kernel, on_cuda(30, 4), network.W, network.q, rank=3)
+    assert found.dense().device == found.shrunk(0.1).rest.device == CUDA
+
+
+def test_the_step_sizes_of_a_block_are_uploaded_at_once_from_pinned_memory(fake_cuda, monkeypatch):
+    pinned, used = [], []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(tuple(self.shape)) or self)
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 0)  # a fake tensor has no address
+    monkeypatch.setattr(torch, "compile", lambda step, **options: step)
+    state = [on_cuda(6, 4), on_cuda(6), on_cuda(6, 6)]
+
+    def step(batch, sizes, tracks):
+        used.extend(size.device for size in sizes)
+
+    accelerator = Accelerator(step, lambda: state, "compile", state[0])
+    accelerator.begin([(0.1, 0.2, 0.3)] * 5)
+    for index in range(5):
+        batch = Batch((on_cuda(8, 4),), None)
+        accelerator(make_kernel("gaussian"), batch, index, StepSizes(0.1, 0.2, 0.3, 1e-4), True, is_single=True)
+    assert pinned == [(5, 3)]
+    assert used == [CUDA] * 20

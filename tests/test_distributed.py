@@ -12,17 +12,17 @@ import torch
 from helpers.paths import ROOT
 from helpers.processes import PATIENCE
 
-SCRIPT = ROOT / "tests" / "helpers" / "ddp_run.py"
+HELPERS = ROOT / "tests" / "helpers"
 
 
-def launch(folder: Path, devices: int, batch_size: int, updates: int, *more: str):
+def launch(folder: Path, script: str, *arguments: object):
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, str(SCRIPT), str(folder), str(devices), str(batch_size), str(updates), *more]
+    command = [sys.executable, str(HELPERS / script), str(folder), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def run(folder: Path, devices: int, batch_size: int, updates: int, *more: str):
-    result = launch(folder, devices, batch_size, updates, *more)
+    result = launch(folder, "ddp_run.py", devices, batch_size, updates, *more)
     assert result.returncode == 0, result.stderr[-3000:]
     weights = [torch.load(folder / f"rank_{rank}.pt", weights_only=True) for rank in range(devices)]
     scores = [json.loads((folder / f"scores_{rank}.json").read_text()) for rank in range(devices)]
@@ -116,7 +116,7 @@ def test_two_ranks_resume_bitwise(two, tmp_path):
 
 
 def test_a_divergence_stops_all_ranks_with_the_same_message(tmp_path):
-    result = launch(tmp_path, 2, 32, 100, "wild")
+    result = launch(tmp_path, "ddp_run.py", 2, 32, 100, "wild")
     assert result.returncode != 0
     messages = {path.name: path.read_text() for path in tmp_path.glob("error_*.txt")}
     assert set(messages) == {"error_0.txt", "error_1.txt"}
@@ -124,3 +124,58 @@ def test_a_divergence_stops_all_ranks_with_the_same_message(tmp_path):
     assert messages["error_0.txt"].startswith("Training diverged at update 3")
     saved = torch.load(tmp_path / "run" / "of_100" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     assert all(value.isfinite().all() for value in saved.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("unequal", "The processes have different weights after update 20 (W), although all of them make the same"),
+        ("broken", "the probe is broken"),
+    ],
+)
+def test_processes_that_cannot_go_on_end_together(tmp_path, schedule, message):
+    """Before, unequal weights were trained to the end, and a failure on one rank let the other wait."""
+    assert launch(tmp_path, "ddp_run.py", 2, 32, 50, schedule).returncode != 0
+    errors = [(tmp_path / f"error_{rank}.txt").read_text() for rank in range(2)]
+    assert errors[0].startswith(message)
+    assert errors[1] == errors[0]
+
+
+@pytest.mark.parametrize(
+    ("devices", "schedule"),
+    [
+        (2, "tracked"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, "tracked"), (4, "tracked"), (2, "exact")]),
+        *(pytest.param(ranks, "tight", marks=pytest.mark.slow) for ranks in (1, 2, 4)),
+    ],
+)
+def test_an_update_costs_one_reduction_and_no_barrier(tmp_path, devices, schedule):
+    """Calls and bytes are those of README.md in ksm_lightning; before, there was a barrier for each reduction."""
+    result = launch(tmp_path, "ddp_collectives.py", devices, schedule)
+    assert result.returncode == 0, result.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"collectives_{rank}.json").read_text()) for rank in range(devices)]
+    found = ranks[0]
+    assert ranks == [found] * devices
+    updates, blocks, calls = found["updates"], found["blocks"], found["calls"]
+    assert (updates, blocks) == (200, 4)
+    if devices == 1:
+        assert (calls, found["calls_of_blocks"]) == ({}, {})
+        return
+    n, m, p, batch, reductions = 8, 2, 12, 32, updates
+    choices, size = calls.pop("broadcast_"), found["bytes"].pop("broadcast_")  # of the searches for idle landmarks
+    assert 0 < choices < 0.15 * updates
+    assert size <= 8 * p * choices
+    tracked = calls.pop("_allgather_base_", 0)  # updates that follow the inverse of L gather the responses
+    assert 0 < tracked < updates if schedule == "tracked" else tracked == 0
+    sent = {"allreduce_": 4 * (n * m + n) * updates + 4 * n * n * (updates - tracked)}
+    if schedule == "tight":
+        reductions, sent = 2 * updates, {"allreduce_": 4 * (p * m + n * p + n * n) * updates}
+    if tracked:
+        sent["_allgather_base_"] = 4 * batch * n * tracked
+    assert calls == {"allreduce_": reductions}
+    assert found["bytes"] == sent
+    # A block ends with one reduction for the log and one for signals; the run ends with one for the exact L.
+    of_blocks = {name: count for name, count in found["calls_of_blocks"].items() if name != "_allgather_base_"}
+    assert of_blocks.pop("broadcast_") <= choices + 3  # and of the return to the best landmarks
+    assert of_blocks == {"allreduce_": reductions + 2 * blocks + 1}

@@ -7,6 +7,7 @@ import sys
 import lightning
 import pytest
 import torch
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -15,6 +16,7 @@ from torchmetrics import Metric
 
 from helpers.processes import PATIENCE
 from ksm_lightning import private_apis
+from ksm_lightning.module import KernelSimilarityMatching
 
 
 class Counting(lightning.LightningModule):
@@ -70,6 +72,37 @@ def test_counted_updates_are_in_the_checkpoint(tmp_path):
     )
     resumed.fit(module := Counting(), ckpt_path=tmp_path / "x.ckpt", weights_only=True)
     assert module.counts[0] == 35
+
+
+def test_logged_steps_are_updates_and_loggers_are_due_by_updates():
+    """Each block has 5 updates; with an interval of 10, every second block is logged."""
+    seen = []
+
+    class Look(Callback):
+        def setup(self, trainer, pl_module, stage):
+            for _ in range(2):  # the second time changes nothing
+                private_apis.log_by_updates(trainer)
+
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            due = trainer._logger_connector.should_update_logs
+            seen.append((trainer.fit_loop.epoch_loop._batches_that_stepped, due))
+
+    _, run = fitted(callbacks=[Look()], log_every_n_steps=10)
+    assert seen == [(5, False), (10, True), (15, False), (20, True), (25, False), (30, True)]
+    assert run.fit_loop.epoch_loop._batches_that_stepped == 30
+    assert type(run.fit_loop.epoch_loop).__name__ == "_TrainingEpochLoop"
+
+
+def test_a_tensor_counts_its_changes_in_place():
+    weight = torch.nn.Parameter(torch.zeros(3))
+    first = private_apis.version_of(weight)
+    _ = weight + 1, weight.clone(), weight.detach().clone()
+    assert private_apis.version_of(weight) == first
+    with torch.no_grad():
+        weight.add_(1)
+    second = private_apis.version_of(weight)
+    weight.detach().copy_(torch.ones(3))
+    assert first < second < private_apis.version_of(weight)
 
 
 def test_a_module_has_a_trainer_only_after_it_was_attached():
@@ -138,6 +171,19 @@ def test_a_metric_is_synced_inside_compute_of_several_processes():
     assert not private_apis.is_synced(shared)
 
 
+def test_the_requeue_signal_is_that_of_slurm(monkeypatch):
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    assert private_apis.requeue_signal(lightning.Trainer(**options)) is None
+    for name, value in {"NTASKS": "1", "JOB_NAME": "fit", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert private_apis.requeue_signal(lightning.Trainer(**options)) == signal.SIGUSR1
+    for plugin, expected in [
+        (SLURMEnvironment(requeue_signal=signal.SIGHUP), signal.SIGHUP),
+        (SLURMEnvironment(auto_requeue=False), None),
+    ]:
+        assert private_apis.requeue_signal(lightning.Trainer(plugins=[plugin], **options)) == expected
+
+
 def test_an_action_follows_the_registration_of_signal_handlers():
     """Without it, Lightning's own handler of SIGTERM would be in place while a loop runs."""
     handlers = []
@@ -158,3 +204,37 @@ def test_an_action_follows_the_registration_of_signal_handlers():
     assert type(registered).__name__ == "_HandlersCompose"
     assert later is registered, "nothing is registered between the action and the loop"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ddp_names_how_it_starts_its_processes():
+    expected = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
+    runs = {name: lightning.Trainer(accelerator="cpu", devices=2, strategy=name, logger=False) for name in expected}
+    assert {name: private_apis.start_method(run.strategy) for name, run in runs.items()} == expected
+
+
+def test_a_trainer_on_apples_gpu_can_be_moved_to_the_cpu(monkeypatch):
+    monkeypatch.setattr("lightning.fabric.accelerators.mps.MPSAccelerator.is_available", lambda: True)
+    run = lightning.Trainer(logger=False, enable_checkpointing=False, max_epochs=1, enable_progress_bar=False)
+    assert str(run.strategy.root_device) == "mps:0"
+    private_apis.move_to_cpu(run)
+    assert type(run.accelerator).__name__ == "CPUAccelerator"
+    run.fit(Counting())
+    assert run.global_step == 30
+
+
+def test_ddp_makes_no_buckets_for_parameters_that_are_kept_out(tmp_path):
+    """The gradients of a module with a process group of one process; L would be 40,000 numbers."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = KernelSimilarityMatching(num_neurons=200, in_features=3, init="normal")
+        data = DistributedDataParallel(model)._get_ddp_logging_data()
+        assert data["num_parameter_tensors"] == 1
+        assert data["total_parameter_size_bytes"] == 4 * 200
+        tight = KernelSimilarityMatching(num_neurons=50, num_landmarks=70, bound="tight", in_features=3, init="normal")
+        data = DistributedDataParallel(tight)._get_ddp_logging_data()
+        assert data["total_parameter_size_bytes"] == 4 * 70 * 3
+    finally:
+        torch.distributed.destroy_process_group()

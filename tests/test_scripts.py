@@ -43,6 +43,7 @@ FIGURES = [path.stem for path in sorted(REPRODUCE.glob("*.py")) if "SCRIPT = " i
         "benchmark/evaluation.py",
         "benchmark/features.py",
         "benchmark/reuse.py",
+        "benchmark/start.py",
         "benchmark/streams.py",
         "benchmark/update.py",
         "stress/run.py",
@@ -221,3 +222,15 @@ def test_shell_scripts_are_valid_and_executable(script):
     path = ROOT / "scripts" / script
     assert path.stat().st_mode & 0o111
     subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+def test_the_benchmark_times_every_stage_of_the_start(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "benchmark"))
+    import start
+
+    monkeypatch.setattr(start, "candidate_count", lambda *args: 1200)
+    row = start.measure(20)
+    assert row[:2] == ["20", "1,200"]
+    assert len(row) == 2 + len(start.STAGES) + 2
+    printed = capsys.readouterr().out
+    assert all(f"  {stage}: " in printed for stage in start.STAGES)

@@ -20,6 +20,7 @@ from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.readout import Readout, check_readout, feature_count, make_encoder
 from ksm_lightning.runs import metric_names
 from ksm_lightning.runs.metric_names import Stage
+from ksm_lightning.runs.processes import on_first_process
 from ksm_lightning.runs.stop import StoppedEarly
 
 
@@ -58,6 +59,7 @@ class Evaluation(Callback):
                 f"{type(pl_module).__name__} and {data}: use ArrayDataModule for your own data, or the "
                 "functions in ksm_lightning.evaluation."
             )
+        self.last_update = None  # that of an earlier run says nothing about this one
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.sanity_checking and self._is_due(trainer):
@@ -294,11 +296,13 @@ class KMeansProbe(_ReadoutEvaluation):
 
 def _on_first_process(trainer: L.Trainer, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
     """The scores that the first process computes, on all processes; none if a signal has ended the work."""
-    scores: dict[str, float] = {}
-    if trainer.is_global_zero:
-        with suppress(StoppedEarly):  # the other processes wait for the broadcast
-            scores = compute()
-    return trainer.strategy.broadcast(scores)
+
+    def until_stopped() -> dict[str, float]:
+        with suppress(StoppedEarly):
+            return compute()
+        return {}
+
+    return on_first_process(trainer, until_stopped)
 
 
 def _evaluated_points(

@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,6 +29,7 @@ from ksm_lightning.files import (
 )
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.readout import Readout, check_readout, feature_count
+from ksm_lightning.runs.processes import on_first_process
 
 _Draft = Literal["features", "labels", "written", "about"]
 
@@ -72,7 +73,7 @@ class FeatureWriter(BasePredictionWriter):
             raise ValueError(f"Features are written as .npy or .npz, got {self.path}: change --features.path.")
         if isinstance(pl_module, KernelSimilarityMatching):
             feature_count(pl_module.network, self.readout, self.num_features)
-        _on_first_rank(trainer, self._claim_files)
+        on_first_process(trainer, self._claim_files)
         self._tag = trainer.strategy.broadcast(self._tag)
 
     def _claim_files(self) -> None:
@@ -119,7 +120,7 @@ class FeatureWriter(BasePredictionWriter):
             for name, dtype in dtypes.items():
                 create_array(self._draft(name), dtype, shape if name == "features" else shape[:1], self.path)
 
-        _on_first_rank(trainer, create)
+        on_first_process(trainer, create)
         if not self._draft("features").is_file():
             raise FileNotFoundError(f"The folder {self.path.parent} must be shared by all processes.")
         self._arrays = {name: np.lib.format.open_memmap(self._draft(name), "r+") for name in dtypes}
@@ -166,7 +167,7 @@ class FeatureWriter(BasePredictionWriter):
                 f"Only {written} of {samples} points were predicted, and no features were written: remove "
                 "limit_predict_batches, fast_dev_run, drop_last and samplers that skip points."
             )
-        _on_first_rank(trainer, self._finish)
+        on_first_process(trainer, self._finish)
         self._release(pl_module)
 
     def _release(self, pl_module: L.LightningModule) -> None:
@@ -255,16 +256,3 @@ def _only_loader(trainer: L.Trainer) -> Any:
             raise ValueError(f"FeatureWriter needs exactly one loader, got {len(loaders)}.")
         return loaders[0]
     return loaders
-
-
-def _on_first_rank(trainer: L.Trainer, action: Callable[[], None]) -> None:
-    """Run ``action`` on the first rank. Every rank raises its error, so that none waits for another."""
-    failure: Exception | None = None
-    if trainer.is_global_zero:
-        try:
-            action()
-        except (OSError, ValueError) as error:
-            failure = error
-    failure = trainer.strategy.broadcast(failure)
-    if failure is not None:
-        raise failure

@@ -1,6 +1,7 @@
 """The divergence guard: stops a run that diverges, or returns it to its last checkpoint with smaller steps."""
 
 import math
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import lightning as L
@@ -11,9 +12,14 @@ from torch import Tensor
 
 from ksm_lightning.data.loaders import NUMBERS_AT_ONCE, UPDATES_AT_ONCE, batches_of
 from ksm_lightning.learning import Observation, Rates, Snapshot
+from ksm_lightning.learning.collectives import checksums
 from ksm_lightning.module import KernelSimilarityMatching
 
 OnDivergence = Literal["stop", "rollback"]
+
+# Processes have the same weights if their checksums differ by at most this fraction of the weights' length. Devices of
+# one kind differ by nothing, others by rounding; another choice of one landmark among 10,000 makes 0.01.
+_SAME = 1e-3
 
 
 class _Block(NamedTuple):
@@ -28,8 +34,8 @@ class DivergenceGuard(Callback):
 
     The guard checks once per block of updates, so single updates cost nothing: the sums of W, q and L, which are not
     finite if any value is not, and the energy. To find what went wrong first, and at which update, it repeats the
-    updates of the block from a copy of its start. All processes see the same numbers and act alike. No checkpoint is
-    written of an unchecked state.
+    updates of the block from a copy of its start. All processes see the same numbers and act alike; a run whose
+    processes no longer have the same weights is stopped. No checkpoint is written of an unchecked state.
 
     Args:
         on_divergence: ``stop`` ends the run with an error and keeps the last good checkpoint; ``rollback`` restores W,
@@ -133,11 +139,21 @@ class DivergenceGuard(Callback):
         last = blocks[-1]
         health = model.learner.health()
         energy = torch.zeros_like(health[0]) if last.energy is None else last.energy
-        seen = torch.stack([*health, energy, self._typical(model, last.batches[-1])])
-        *sums, size, typical = model.learner.collectives.mean(seen).tolist()
-        if all(map(math.isfinite, (*sums, size))) and not self._has_run_away(size, typical):
+        values, collectives = [*health, energy, self._typical(model, last.batches[-1])], model.learner.collectives
+        own = torch.cat([torch.stack(values), checksums(model.network.parameters())])
+        rows = collectives.gather(own[None]).tolist()  # one per process
+        *sums, size, typical = (sum(column) / len(rows) for column in list(zip(*rows, strict=True))[: len(values)])
+        if not all(map(math.isfinite, (*sums, size))) or self._has_run_away(size, typical):
+            self._act(trainer, model, *self._find(trainer, model, blocks))
             return
-        self._act(trainer, model, *self._find(trainer, model, blocks))
+        different = _differing(dict(model.network.named_parameters()), [row[len(values) :] for row in rows])
+        if different:
+            kept = _last_good(trainer)
+            raise RuntimeError(
+                f"The processes have different weights after update {trainer.global_step:,} ({', '.join(different)}), "
+                f"although all of them make the same updates.{kept} {'Continue from it' if kept else 'Train again'} on "
+                "devices of one kind."
+            )
 
     def _typical(self, model: KernelSimilarityMatching, x: Tensor) -> Tensor:
         """The mean of ``f(x, x)^2`` over a batch, which bounds the size of its energy at a solution."""
@@ -207,9 +223,24 @@ class DivergenceGuard(Callback):
             if trainer.global_step >= model.schedule.total_updates:
                 model.finish()
             return
-        paths = [getattr(callback, "last_path", None) for callback in trainer.checkpoint_callbacks]
-        kept = next((f" The last good checkpoint is {path}." for path in paths if path), "")
+        kept = _last_good(trainer)
         advice = "Leave out `phases` for the adaptive schedule, lower the rates"
         if model.schedule.is_natural:
             advice = "Look for outliers in the data"
         raise FloatingPointError(f"{sentence}.{kept} {advice}, or choose on_divergence=rollback.")
+
+
+def _last_good(trainer: L.Trainer) -> str:
+    """A sentence about the last checkpoint; empty if there is none."""
+    paths = [getattr(callback, "last_path", None) for callback in trainer.checkpoint_callbacks]
+    return next((f" The last good checkpoint is {path}." for path in paths if path), "")
+
+
+def _differing(names: Iterable[str], rows: list[list[float]]) -> list[str]:
+    """Names of parameters whose checksums, a sum and a length for each in every row, differ by more than rounding."""
+    found = []
+    for index, name in enumerate(names):
+        sums, lengths = ([row[2 * index + which] for row in rows] for which in (0, 1))
+        if max(max(sums) - min(sums), max(lengths) - min(lengths)) > _SAME * max(lengths):
+            found.append(name)
+    return found

@@ -16,6 +16,7 @@ from ksm_lightning.evaluation.portrait import portrait_arrays
 from ksm_lightning.files import write_png
 from ksm_lightning.kernels.pairs import random_subset
 from ksm_lightning.module import KernelSimilarityMatching
+from ksm_lightning.runs.processes import on_first_process
 
 
 class Figures(Callback):
@@ -52,6 +53,10 @@ class Figures(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._updates, self._energies = list(state_dict["updates"]), list(state_dict["energies"])
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.global_step == 0:  # forget the curve of an earlier run
+            self._updates, self._energies = [], []
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -75,18 +80,28 @@ class Figures(Callback):
         if data is None or not isinstance(pl_module, KernelSimilarityMatching):
             return
         log_dir = trainer.log_dir  # a broadcast from the first process: every process must read it
-        if not trainer.is_global_zero:
-            return
         folder = Path(log_dir) / "figures" if to_files and log_dir else None
+        only_overview = not to_files
+        on_first_process(trainer, lambda: self._write(trainer, pl_module, data, folder, only_overview=only_overview))
+
+    def _write(
+        self,
+        trainer: L.Trainer,
+        model: KernelSimilarityMatching,
+        data: KSMDataModule,
+        folder: Path | None,
+        *,
+        only_overview: bool,
+    ) -> None:
         writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if folder is None and not writers:
             return
         points = data.evaluation_points("val")
         x = points.take(random_subset(len(points), self.max_points).to(points.device))
-        arrays = portrait_arrays(pl_module.network, x.to(pl_module.network.W))
+        arrays = portrait_arrays(model.network, x.to(model.network.W))
         for writer in writers:
             writer.add_histogram("responses", arrays["y"], trainer.global_step)
-        for name, pixels in self._figures(arrays, data, pl_module, only_overview=not to_files):
+        for name, pixels in self._figures(arrays, data, model, only_overview):
             for writer in writers:
                 writer.add_image(f"figures/{name}", pixels, trainer.global_step, dataformats="HWC")
             if folder is not None:

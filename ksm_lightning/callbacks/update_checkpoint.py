@@ -1,15 +1,12 @@
 """Checkpoints every n updates, written atomically, also when a signal ends the run."""
 
-import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from ksm_lightning.files import draft_of
-from ksm_lightning.private_apis import checkpoint_content
+from ksm_lightning.runs.checkpoint_file import write_checkpoint
 from ksm_lightning.runs.run_state import StoppableModule
 
 
@@ -19,7 +16,7 @@ class UpdateCheckpoint(Checkpoint):
     A checkpoint is written to another file first, which then replaces the old one in one step: if the run is killed,
     one of the two is complete. After SIGTERM or Ctrl-C the current update is finished, a checkpoint is written and the
     run ends; several processes finish their block of updates, and end at the same one. See
-    :mod:`ksm_lightning.runs.stop`.
+    :mod:`ksm_lightning.runs.stop`, and :mod:`ksm_lightning.runs.requeue` for the requeue signal of SLURM.
 
     Args:
         every_n_updates: Number of updates between two checkpoints.
@@ -64,19 +61,9 @@ class UpdateCheckpoint(Checkpoint):
         if folder is None or self._saved == self._state(trainer):
             return
         target = Path(folder) / "checkpoints" / "last.ckpt"
-        content = checkpoint_content(trainer)
-        failure = ""
-        try:
-            with draft_of(target) if trainer.is_global_zero else nullcontext(target) as draft:
-                trainer.strategy.save_checkpoint(content, draft)  # some strategies write on the first rank only
-                if trainer.is_global_zero:
-                    self._make_durable(draft, target, trainer.global_step)
-        except OSError as error:
-            kept = f"{self.last_path} is unchanged" if self.last_path else "no earlier checkpoint exists"
-            failure = f"The checkpoint {target} could not be written ({error.__cause__ or error}); {kept}."
-        failure = trainer.strategy.broadcast(failure)
-        if failure:
-            raise OSError(failure)
+        copy = target.with_name(f"update-{trainer.global_step:07d}.ckpt") if self.keep_all else None
+        kept = f"{self.last_path} is unchanged" if self.last_path else "no earlier checkpoint exists"
+        write_checkpoint(trainer, target, copy=copy, kept=kept)
         self._saved = self._state(trainer)
         self.last_path = target
 
@@ -84,12 +71,3 @@ class UpdateCheckpoint(Checkpoint):
         """The update, and whether the end of the schedule is still to come after the last one."""
         module = trainer.lightning_module
         return trainer.global_step, isinstance(module, StoppableModule) and module.run_state.needs_finish
-
-    def _make_durable(self, draft: Path, target: Path, update: int) -> None:
-        """Flush the file to the disk before it replaces the old one; link the copy to keep."""
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        if self.keep_all:
-            copy = target.with_name(f"update-{update:07d}.ckpt")
-            copy.unlink(missing_ok=True)
-            os.link(draft, copy)

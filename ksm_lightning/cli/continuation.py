@@ -1,15 +1,30 @@
 """Options of a run that continues another: unset ones come from the checkpoint, contradicting ones are refused."""
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
+
+from lightning.pytorch.utilities import rank_zero_only
 
 from ksm_lightning.cli.parser import UserError
 from ksm_lightning.learning.hyperparameters import HyperParameters
 from ksm_lightning.runs.conditions import conditions_of
+from ksm_lightning.runs.requeue import checkpoint_of_requeued_job
 
 # How W started: a continued run cannot change it.
 _START = ("init", "init_scale")
 _MAX_SEED = 2**32  # the seeds that Lightning accepts are below
+
+
+def continued_job(command: str, options: Mapping[str, Any]) -> str | None:
+    """The checkpoint of a requeued SLURM job that ``ksm fit`` continues from, as if it was given; None without one."""
+    path = checkpoint_of_requeued_job(options["trainer"]["default_root_dir"]) if command == "fit" else None
+    if path is None:
+        return None
+    say = rank_zero_only(print)
+    say(f"Continuing from {path}, the state of a requeued SLURM job; delete the file to start a new run.")
+    return str(path)
 
 
 def refuse_other_network(given: Mapping[str, Any], saved: Mapping[str, Any], path: str) -> None:
@@ -55,9 +70,12 @@ def use_conditions(options: dict[str, Any], given: Mapping[str, Any], content: d
 
 
 def _refuse(path: str, name: str, saved: Any, given: Any) -> NoReturn:
+    remove = "remove --ckpt_path"
+    if re.fullmatch(r"hpc_ckpt_\d+\.ckpt", Path(path).name):
+        remove = "delete that file, the state of a requeued SLURM job,"
     raise UserError(
         f"The checkpoint {path} has {name}={saved}, but {given} was given: remove the option to continue that run, or "
-        "remove --ckpt_path to start a new one."
+        f"{remove} to start a new one."
     )
 
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import lightning as L
 from jsonargparse import lazy_instance  # type: ignore[attr-defined]
+from lightning.pytorch.accelerators import MPSAccelerator
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from ksm_lightning import callbacks, data  # noqa: F401  (so that datamodules can be named without a path)
-from ksm_lightning.cli.continuation import refuse_other_network, use_conditions
+from ksm_lightning.cli.continuation import continued_job, refuse_other_network, use_conditions
 from ksm_lightning.cli.own_commands import OWN_COMMANDS
 from ksm_lightning.cli.parser import KSMArgumentParser, UserError
 from ksm_lightning.cli.summary import print_summary
@@ -27,6 +29,7 @@ from ksm_lightning.runs.checkpoint import preprocessing_of, read_checkpoint
 from ksm_lightning.runs.conditions import TrainingConditions, conditions_of
 from ksm_lightning.runs.logger import RunLogger
 from ksm_lightning.runs.stop import stopping_by
+from ksm_lightning.runs.strategy import MPS_NOTICE, check_strategy
 
 _DESCRIPTION = (
     "Kernel similarity matching with Hebbian neural networks: train, evaluate and use a network. A configuration file "
@@ -38,7 +41,8 @@ _COMMANDS = {
     "test": "Kernel error and energy on the test points: ksm test --config ... --ckpt_path ...",
     "predict": "Write the features of the test points to a file: ksm predict --config ... --ckpt_path ...",
 }
-_TRAINER_DEFAULTS = {"max_epochs": -1, "num_sanity_val_steps": 0, "enable_model_summary": False}
+# One device unless the user asks for more: every further one adds a batch to each update.
+_TRAINER_DEFAULTS = {"devices": 1, "max_epochs": -1, "num_sanity_val_steps": 0, "enable_model_summary": False}
 _EVALUATIONS: dict[str, type[L.Callback]] = {
     "kernel_error": callbacks.KernelErrorEvaluation,
     "probe": callbacks.LinearProbe,
@@ -132,7 +136,7 @@ class KSMCLI(LightningCLI):
         for section in ("model", "trainer", "data", *_CALLBACKS[command]):
             if self.config[command].get(section) is None:
                 raise UserError(f"The section `{section}` is empty: remove it, or give it values.")
-        self._ckpt_path = self.config[command].get("ckpt_path")
+        self._ckpt_path = self.config[command].get("ckpt_path") or continued_job(command, self.config[command])
         if self._ckpt_path is not None:
             self._use_checkpoint(command, list(args) if isinstance(args, list) else sys.argv[1:])
         elif command != "fit":
@@ -175,6 +179,8 @@ class KSMCLI(LightningCLI):
         config["ckpt_path"], trainer = self._ckpt_path, config["trainer"]
         if trainer["barebones"]:
             raise UserError("--trainer.barebones measures Lightning itself and disables logging: remove it.")
+        _choose_accelerator(trainer)
+        _choose_run_folder(trainer)
         if self.subcommand != "fit":
             trainer["logger"] = False
         unused = set()
@@ -195,6 +201,7 @@ class KSMCLI(LightningCLI):
 
     def _check_data(self) -> None:
         """Load the data and compare it with the model, before anything is written."""
+        check_strategy(self.trainer.strategy)
         if self.trainer.precision not in ("32-true", "64-true"):
             raise UserError(
                 "The network solves linear systems and needs full precision: set --trainer.precision to 32-true or "
@@ -230,7 +237,7 @@ class KSMCLI(LightningCLI):
     def _run(self, function: Callable[..., Any], **kwargs: Any) -> None:
         """Call a method of the trainer. A signal ends it between two batches or parts of an evaluation."""
         stop = self.model.run_state.stop
-        with stopping_by(stop):
+        with stopping_by(stop, self.trainer):
             try:
                 function(**kwargs, weights_only=True)
             except SystemExit as error:
@@ -256,14 +263,20 @@ class KSMCLI(LightningCLI):
             points, neurons = self.datamodule.train_points, self.model.hparams["num_neurons"]
             print(
                 f"Training {neurons} neurons with {self.model.kernel} on {len(points):,} points of "
-                f"{points.num_features} features, on {self.trainer.num_devices} x "
-                f"{self.trainer.strategy.root_device.type}, seed {self.config[self.subcommand]['seed_everything']}."
+                f"{points.num_features} features, on {self._devices()}, seed "
+                f"{self.config[self.subcommand]['seed_everything']}."
             )
+
+    def _devices(self) -> str:
+        """The devices of a run, with the points of an update on each of them and in all."""
+        count, batch = self.trainer.world_size, self.datamodule.batch_size
+        points = f"{batch:,} points" if count == 1 else f"{batch:,} points per device and {count * batch:,}"
+        return f"{count} x {self.trainer.strategy.root_device.type} with {points} per update"
 
     def fit(self, **kwargs: Any) -> None:
         """Train. A run that fails before its first update leaves no folder behind."""
         stop = self.model.run_state.stop
-        with stopping_by(stop):
+        with stopping_by(stop, self.trainer):
             try:
                 self.trainer.fit(**kwargs, weights_only=True)
             except BaseException as error:
@@ -292,6 +305,8 @@ class KSMCLI(LightningCLI):
 
     def _interruption(self) -> str:
         stopped, logger = f"stopped at update {self.trainer.global_step:,}", self.trainer.logger
+        if (path := self.model.run_state.stop.requeued_from) is not None:
+            return f"{stopped}; SLURM has requeued the job, which will continue from {path}."
         if self.model.run_state.needs_finish:
             stopped += ", the last one, before L was consolidated"
         checkpoint = Path(logger.log_dir) / "checkpoints" / "last.ckpt" if isinstance(logger, RunLogger) else None
@@ -306,6 +321,24 @@ class KSMCLI(LightningCLI):
             if not self.model.run_state.has_updated and not any(folder.glob("checkpoints/*.ckpt")):
                 logger.finalize("failed")
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _choose_accelerator(trainer: dict[str, Any]) -> None:
+    """Use the CPU where ``auto`` would be Apple's GPU, which cannot be chosen either."""
+    if MPSAccelerator.is_available() and trainer["accelerator"] == "auto":
+        rank_zero_warn(MPS_NOTICE)
+        warnings.filterwarnings("ignore", message="GPU available but not used")  # Lightning's advice to choose it
+        trainer["accelerator"] = "cpu"
+    elif MPSAccelerator.is_available() and trainer["accelerator"] in ("mps", "gpu"):
+        raise UserError("Apple's GPU (MPS) has no float64, which training needs: set --trainer.accelerator=cpu.")
+
+
+def _choose_run_folder(trainer: dict[str, Any]) -> None:
+    """Put run folders below ``default_root_dir``, if it is given, unless ``save_dir`` is there or absolute."""
+    root, logger = trainer["default_root_dir"], trainer["logger"]
+    options = getattr(logger, "init_args", None) or {}
+    if root is not None and "save_dir" in options and Path(root) not in Path(options["save_dir"]).parents:
+        options["save_dir"] = str(Path(root) / options["save_dir"])
 
 
 def _exit_code(error: SystemExit) -> int:

@@ -157,8 +157,9 @@ class KSMDataModule(L.LightningDataModule, ABC):
         return self.seed
 
     def random_points(self, count: int, generator: torch.Generator) -> Tensor:
-        """Up to ``count`` different training points (samples, m), on the CPU; ``generator`` is on the CPU, too."""
-        return self.train_points.take(torch.randperm(len(self.train_points), generator=generator)[:count])
+        """Up to ``count`` different training points (samples, m), on the device; ``generator`` is on the CPU."""
+        points = self._on_device(self.train_points)
+        return points.take(torch.randperm(len(points), generator=generator)[:count].to(points.device))
 
     def sample(self, update: int, count: int) -> Tensor:
         """Up to ``count`` different training points (samples, m) on the device, as a function of (seed, update).

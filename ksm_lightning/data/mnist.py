@@ -1,6 +1,8 @@
 """MNIST and Fashion-MNIST with the border of the images cropped."""
 
 import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any, Literal
 from urllib.error import URLError
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.data.datamodule import Dataset, KSMDataModule
+from ksm_lightning.files import draft_path, draft_tag, stale_drafts
 from ksm_lightning.network.preprocessing import Preprocessing
 
 Name = Literal["mnist", "fashion_mnist"]
@@ -21,6 +24,8 @@ _FILES = {
     "t10k-images-idx3-ubyte": (_TEST, _SIDE, _SIDE),
     "t10k-labels-idx1-ubyte": (_TEST,),
 }
+# Seconds that a process waits for the download of the first one of its machine, and between two looks.
+_PATIENCE, _PAUSE = 1800.0, 0.1
 
 
 class CroppedMNISTDataModule(KSMDataModule):
@@ -35,7 +40,7 @@ class CroppedMNISTDataModule(KSMDataModule):
         include_test: Whether to train the representation on the test images too, as in the paper.
         data_dir: Folder with ``MNIST/raw`` or ``FashionMNIST/raw``. Default: the environment variable KSM_DATA_DIR, or
             ``~/.cache/ksm_lightning`` if that is not set.
-        download: Whether to download missing files.
+        download: Whether to download missing files. Of several processes on a machine, the first one does.
         kwargs: Arguments of :class:`KSMDataModule`.
     """
 
@@ -68,23 +73,51 @@ class CroppedMNISTDataModule(KSMDataModule):
         return self.data_dir / _FOLDERS[self.dataset] / "raw"
 
     def prepare_data(self) -> None:
-        """Download missing files; Lightning calls it in one process only."""
-        missing = [name for name in _FILES if not (self.raw_folder / name).is_file()]
-        if not missing:
+        """Download missing files. Only the first process of a machine downloads, the others wait for its files.
+
+        Lightning calls this in one process per machine, but everything that reads the data calls it, too.
+        """
+        if not (missing := self._missing()):
             return
+        name = _FOLDERS[self.dataset]
         advice = (
             f"put the unpacked files {', '.join(_FILES)} into {self.raw_folder}, or set data_dir or KSM_DATA_DIR to "
-            f"the folder that contains {_FOLDERS[self.dataset]}/raw."
+            f"the folder that contains {name}/raw."
         )
         if not self.download:
-            raise FileNotFoundError(f"{_FOLDERS[self.dataset]} lacks {', '.join(missing)}: {advice}")
-        from torchvision import datasets  # a slow import that is rarely needed
-
+            raise FileNotFoundError(f"{name} lacks {', '.join(missing)}: {advice}")
+        if local_rank() > 0:
+            started = time.monotonic()
+            while self._missing():
+                if time.monotonic() - started > _PATIENCE:
+                    raise FileNotFoundError(
+                        f"{name} was not downloaded by the process with local rank 0 within {_PATIENCE:g} s: {advice}"
+                    )
+                time.sleep(_PAUSE)
+            return
         try:
-            getattr(datasets, _FOLDERS[self.dataset])(str(self.data_dir), download=True)
+            self._fetch()
         except (RuntimeError, URLError, OSError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise FileNotFoundError(f"{_FOLDERS[self.dataset]} could not be downloaded ({reason}): {advice}") from error
+            raise FileNotFoundError(f"{name} could not be downloaded ({reason}): {advice}") from error
+
+    def _missing(self) -> list[str]:
+        return [name for name in _FILES if not (self.raw_folder / name).is_file()]
+
+    def _fetch(self) -> None:
+        """Download into a folder of this process, then rename: no other process ever sees part of a file."""
+        from torchvision import datasets  # a slow import that is rarely needed
+
+        self.raw_folder.mkdir(parents=True, exist_ok=True)
+        for left in stale_drafts(self.raw_folder):
+            shutil.rmtree(left, ignore_errors=True)
+        draft = draft_path(self.raw_folder, draft_tag())
+        try:
+            fetched = Path(getattr(datasets, _FOLDERS[self.dataset])(str(draft), download=True).raw_folder)
+            for name in self._missing():
+                os.replace(fetched / name, self.raw_folder / name)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
 
     def load(self) -> tuple[Dataset, Dataset | None]:
         self.prepare_data()
@@ -104,6 +137,11 @@ class CroppedMNISTDataModule(KSMDataModule):
     def probe_indices(self) -> dict[str, Tensor]:
         """The first 50,000 training images train a probe and the other 10,000 select its penalty."""
         return {"train": torch.arange(50_000), "validation": torch.arange(50_000, _TRAIN)}
+
+
+def local_rank() -> int:
+    """Number of this process among those that torchrun, Lightning or SLURM started on this machine; 0 if alone."""
+    return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:

@@ -36,12 +36,26 @@ class Points:
         return int(self.data.shape[1])
 
     def to(self, device: torch.device | str) -> "Points":
-        """The same points on another device; the last copy is kept, so that repeated calls do not copy again."""
+        """The same points on another device; the last copy is kept, so that repeated calls do not copy again.
+
+        Raises ValueError if they are larger than the free memory of a GPU.
+        """
         if torch.device(device) == self.device:
             return self
         if self._moved is None or self._moved.device != torch.device(device):
+            self._check_room(torch.device(device))
             self._moved = Points(self.data, self.preprocessing, device)
         return self._moved
+
+    def _check_room(self, device: torch.device) -> None:
+        if device.type != "cuda" or not isinstance(self.data, Tensor):
+            return
+        needed, (free, _) = self.data.numel() * self.data.element_size(), torch.cuda.mem_get_info(device)
+        if needed > free:
+            raise ValueError(
+                f"The data needs {needed / 1e9:.3g} GB on {device}, which has {free / 1e9:.3g} GB free: save it as a "
+                ".npy file and read it with ArrayDataModule and memory_map=always, or use fewer points."
+            )
 
     def take(self, indices: Tensor) -> Tensor:
         """Rows (b, m) at ``indices`` (b,)."""

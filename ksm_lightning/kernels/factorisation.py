@@ -14,8 +14,9 @@ def robust_cholesky(matrix: Tensor) -> Tensor:
     """
     scale = matrix.diagonal().abs().mean()
     for exponent in (None, *range(-15, -2)):
-        shifted = matrix.clone()
+        shifted = matrix
         if exponent is not None:
+            shifted = matrix.clone()
             shifted.diagonal().add_(10.0**exponent * scale)
         factor: Tensor
         factor, info = torch.linalg.cholesky_ex(shifted)

@@ -24,6 +24,11 @@ def full_precision(device: torch.device) -> Iterator[None]:
         'high'
         >>> torch.set_float32_matmul_precision("highest")
     """
+    if device.type == "mps":
+        raise ValueError(
+            "Apple's GPU (MPS) has no float64, which kernels and linear systems need here: move the network and its "
+            "data to the CPU with `.to('cpu')`, or train with accelerator='cpu'."
+        )
     backend: Any = (torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn).matmul
     before = backend.fp32_precision
     if before != "ieee":

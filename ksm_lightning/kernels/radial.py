@@ -35,7 +35,7 @@ class RadialKernel(Kernel):
             raise ValueError(
                 f"`sigma` must be positive and finite, got {sigma}. It is the kernel's width in input units."
             )
-        if not 1e-100 < sigma < 1e100:  # its square must be a number, too
+        if not 1e-100 < float(sigma) < 1e100:  # its square must be a number, too
             raise ValueError(f"`sigma` must be between 1e-100 and 1e100, got {sigma}: scale the data.")
         self.sigma = float(sigma)
 

@@ -3,7 +3,8 @@
 from ksm_lightning.learning.best import Snapshot
 from ksm_lightning.learning.collectives import Collectives, SingleProcess
 from ksm_lightning.learning.hyperparameters import HyperParameters
-from ksm_lightning.learning.learner import Learner, Observation
+from ksm_lightning.learning.learner import Learner
+from ksm_lightning.learning.observation import Observation
 from ksm_lightning.learning.schedule import (
     AdaptiveSchedule,
     PaperPhases,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ksm_lightning.learning.collectives import Collectives, SingleProcess, numbers_of_first
 from ksm_lightning.learning.exact import solve_inner
 from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 from ksm_lightning.network.landmark_error import LandmarkError
@@ -45,9 +46,13 @@ class BestWeights:
     bound it is the geometric mean of that error and the error of the responses with their exact L: a start at KMeans
     centres can have the best landmarks, but responses learn their gains later. While the bound falls, the two can be
     traded for each other: weights whose landmarks are not worse are left alone.
+
+    Args:
+        collectives: The processes that train together, of which the first decides. Default: there is one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, collectives: Collectives | None = None) -> None:
+        self.collectives: Collectives = collectives or SingleProcess()
         self.best: Snapshot | None = None
         self.lowest: float | None = None
         self.error: LandmarkError | None = None
@@ -89,27 +94,32 @@ class BestWeights:
         return error
 
     def _measure(self, network: KSMNetwork, weights: Snapshot) -> float:
+        """The error of weights, and of their landmarks, on the first process."""
+        error, self.of_landmarks = numbers_of_first(self.collectives, self._errors(network, weights))
+        return error
+
+    def _errors(self, network: KSMNetwork, weights: Snapshot) -> tuple[float, float]:
         error, kernel, W = self.error, network.kernel, weights.W.double()
         assert error is not None
         if not all(bool(value.isfinite().all()) for value in weights):
-            self.of_landmarks = math.inf
-            return math.inf  # the divergence guard reports it
-        self.of_landmarks = of_landmarks = error(W, network.num_neurons)
+            return math.inf, math.inf  # the divergence guard reports it
+        of_landmarks = error(W, network.num_neurons)
         if isinstance(network, TightNetwork) or not math.isfinite(of_landmarks):
-            return of_landmarks
+            return of_landmarks, of_landmarks
         b = weights.q.double() * kernel(error.x, W)  # (samples, n)
         L = solve_inner(b.mT @ b / len(b), kernel.diag(W), weights.q, network.ridge).L
         of_responses = error.of_features(functional.responses(b, L, network.ridge))
-        return math.sqrt(max(of_landmarks, _SMALL * of_responses) * of_responses)
+        return math.sqrt(max(of_landmarks, _SMALL * of_responses) * of_responses), of_landmarks
 
     def restore(self, network: KSMNetwork) -> bool:
         """Return the network to the best weights, if it has drifted away from them; whether it had."""
         error = self.compare(network)
         if self.error is None or error is None or self.best is None or self.lowest is None or error <= self.lowest:
             return False
-        is_paper = not isinstance(network, TightNetwork)
-        if is_paper and self.error(network.W) <= _MARGIN * self.error(self.best.W):
-            return False
+        if not isinstance(network, TightNetwork):
+            now, best = numbers_of_first(self.collectives, [self.error(network.W), self.error(self.best.W)])
+            if now <= _MARGIN * best:
+                return False
         self.best.restore(network)
         return True
 

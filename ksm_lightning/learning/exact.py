@@ -17,9 +17,12 @@ from torch import Tensor
 from ksm_lightning.kernels import Kernel, full_precision
 from ksm_lightning.learning import exact_tight
 from ksm_lightning.learning.moments import SimilarityMoment, similarity_moment
+from ksm_lightning.learning.spectrum import Spectrum, leading_spectrum
 from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
 from ksm_lightning.network.readout import FEATURE_LIMIT
+
+_MANY = 2048  # neurons beyond which `balance` decomposes the leading part of a matrix only
 
 
 def lateral_eigenvalues(beta: Tensor, ridge: float) -> Tensor:
@@ -152,6 +155,9 @@ def _descend(kernel: Kernel, x: Tensor, W: Tensor, ridge: float, max_iterations:
 def balance(network: KSMNetwork, x: Tensor, shrinkage: float = 0.0) -> None:
     """Set the best common scale of W (or q) and the exact L for a sample; for a tight network the exact Q and L.
 
+    With more than 2,048 neurons, L is exact in the leading 1,024 directions and a multiple of I in the others, because
+    an eigen-decomposition of the whole matrix would take longer than the rest of the start.
+
     Args:
         network: The network, changed in place.
         x: A sample of the data (samples, m).
@@ -159,6 +165,9 @@ def balance(network: KSMNetwork, x: Tensor, shrinkage: float = 0.0) -> None:
             small sample does not show then count as ordinary ones; otherwise the next batch gets ``1 / ridge`` there.
     """
     kernel = network.kernel
+    if network.num_neurons > _MANY and not isinstance(network, TightNetwork):
+        _balance_many(network, x, shrinkage)
+        return
     moment = similarity_moment(kernel, [x], network.W)
     if isinstance(network, TightNetwork):
         exact_tight.settle(network, moment, shrinkage)
@@ -172,6 +181,20 @@ def balance(network: KSMNetwork, x: Tensor, shrinkage: float = 0.0) -> None:
     c = optimal_scale(B, network.q.double().square() * kernel.diag(network.W))
     set_scale(kernel, network.W, network.q, c)
     network.L.copy_(solve_inner(c * c * B, kernel.diag(network.W), network.q, network.ridge).L)
+
+
+def _balance_many(network: KSMNetwork, x: Tensor, shrinkage: float) -> None:
+    """:func:`balance` for many neurons: the eigenvalues of B beyond the first 1,024 count as equal."""
+    kernel, ridge = network.kernel, network.ridge
+    found = leading_spectrum(kernel, x, network.W, network.q).shrunk(shrinkage)
+    if not found.values[-1] > 0:
+        return
+    eigenvalues = torch.cat([found.values, found.rest.expand(found.num_equal)])
+    total = (network.q.double().square() * kernel.diag(network.W).double()).sum()
+    c = ((eigenvalues ** (2 / 3)).sum() / total) ** 1.5
+    set_scale(kernel, network.W, network.q, c)
+    values, rest = (lateral_eigenvalues(c * c * beta, ridge) for beta in (found.values, found.rest))
+    network.L.copy_(Spectrum(values, found.vectors, rest).dense())
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,17 +11,17 @@ from torch import Tensor
 from ksm_lightning.kernels import full_precision
 from ksm_lightning.learning.acceleration import Acceleration, Accelerator, Batch, StepSizes
 from ksm_lightning.learning.best import BestWeights, Snapshot
-from ksm_lightning.learning.collectives import Collectives, SingleProcess
+from ksm_lightning.learning.collectives import Collectives, SingleProcess, numbers_of_first
 from ksm_lightning.learning.exact import balance, consolidate
 from ksm_lightning.learning.moments import SimilarityMoment, similarity_moment
+from ksm_lightning.learning.observation import Observation
 from ksm_lightning.learning.relocation import relocate
 from ksm_lightning.learning.responses import Inverse, ResponseSolver
-from ksm_lightning.learning.rules import NaturalRule, PaperRule, Responses
+from ksm_lightning.learning.rules import Responses
 from ksm_lightning.learning.schedule import Rates, Schedule
-from ksm_lightning.learning.tight_rule import TightRule
+from ksm_lightning.learning.tight_rule import make_rule
 from ksm_lightning.learning.units import judge_count, natural_ridge, sample_size, start_count
 from ksm_lightning.network import KSMNetwork, TightNetwork
-from ksm_lightning.network.functional import EnergyTerms
 from ksm_lightning.network.landmark_error import LandmarkError
 
 # Up to this number of neurons, starting threads takes longer than a factorisation on one thread.
@@ -29,17 +29,6 @@ _FOR_ONE_THREAD = 128
 
 Stage = Literal["unplaced", "unstarted", "learning"]
 """``unplaced``: W waits for data points to start from. ``unstarted``: :meth:`Learner.start` is still to be called."""
-
-
-class Observation(NamedTuple):
-    """What an update computed, from before the weights changed."""
-
-    k: Tensor  # similarities (batch, n) of this process
-    y: Tensor  # responses (batch, n) of this process
-    energy: EnergyTerms  # of this process's batch
-    gradient_norms: tuple[Tensor, Tensor, Tensor]  # of W, q and L, averaged over all processes
-    smallest_gain: Tensor  # the smallest |q|; in a tight network the smallest length of a column of Q
-    condition: Tensor  # a lower bound of the condition number of L + ridge I
 
 
 class Learner:
@@ -71,11 +60,11 @@ class Learner:
     ) -> None:
         self.network = network
         self.schedule = schedule
-        self.rule, self._is_tight = _make_rule(network, schedule), isinstance(network, TightNetwork)
-        self.best = BestWeights()
+        self.rule, self._is_tight = make_rule(network, schedule.is_natural), isinstance(network, TightNetwork)
         self.chooses_ridge = chooses_ridge
         self.stage: Stage = stage or ("unstarted" if schedule.is_natural else "learning")
         self.collectives: Collectives = collectives or SingleProcess()
+        self.best = BestWeights(self.collectives)
         self.rate_factor = 1.0  # all step sizes are multiplied by this, see `halve_rates`
         self.responses = ResponseSolver(network, inverse)
         self._accelerator = Accelerator(self._step, self._state, acceleration, network.W)
@@ -90,7 +79,8 @@ class Learner:
         """Start the adaptive schedule: move idle landmarks, set the common scale of W (or q) and the exact L.
 
         Args:
-            x: A sample of the data (samples, m) without repetitions, the same on all processes.
+            x: A sample of the data (samples, m) without repetitions. Other processes are not asked: the caller gives
+                all of them the same weights.
         """
         network, p = self.network, self.network.num_landmarks
         if self.chooses_ridge:
@@ -125,19 +115,18 @@ class Learner:
         if sample is not None and len(batches) and (self.best.is_waiting or (self._is_tight and first_update == 0)):
             self.best.begin(self.network, sample(0, batches[0]))
         with self._block(batches):
+            self._accelerator.begin(self._sizes(first_update + index)[1][:3] for index in range(len(batches)))
             for index in range(len(batches)):
                 update = first_update + index
                 if update >= until:
                     self.set_kernel_for(update)
-                    rates, until = self._rates(update, len(self._L), self._samples), schedule.constant_until(update)
-                    step_L = self.rule.step_of_L(rates.L)
-                    sizes = StepSizes(rates.W, rates.q, step_L, 0.0)
+                    (rates, sizes), until = self._sizes(update), schedule.constant_until(update)
                 if sample is not None and schedule.relocates_before(update):
                     self._care(sample, update, batches[index])
                 if not self._batches or self.network.kernel is not self._kernel:
                     self._prepare(batches)
                 is_observed = observe is not None and observe(update)
-                observed = self._update(update, self._batches[index], sizes, step_L, is_observed)
+                observed = self._update(update, index, sizes, is_observed)
                 if observed is not None and on_observation is not None:
                     on_observation(update, observed, rates)
                 if should_stop is not None and should_stop():
@@ -148,12 +137,16 @@ class Learner:
         """Keep the weights if they are the best so far, then move idle landmarks."""
         error = self.best.error or self.best.watch(self.network, sample(0, batch))
         self.best.compare(self.network)
-        self._move_if_better(sample(update, batch), error, self.best.of_landmarks)
+        self._move_if_better(sample(update, batch), error, self.best.of_landmarks, collectives=self.collectives)
 
     def _move_if_better(self, x: Tensor, error: LandmarkError | None, now: float | None = None, **options: Any) -> None:
         """Move idle landmarks of a sample, and undo it if their error on another sample, ``now``, does not fall."""
         before, state, n = self.snapshot(), self.rule.state_dict(), self.network.num_neurons
-        if self.move_idle_landmarks(x, **options) and error and error(self.network.W, n) >= (now or error(before.W, n)):
+        if not self.move_idle_landmarks(x, **options) or not error:
+            return
+        errors = [error(self.network.W, n), now or error(before.W, n)]
+        after, now = numbers_of_first(options.get("collectives") or SingleProcess(), errors)
+        if after >= now:
             before.restore(self.network)
             self.responses.invalidate()
             self.rule.load_state_dict(state)
@@ -202,6 +195,12 @@ class Learner:
         self.responses.invalidate()
         self.rule.reset()
 
+    def restart(self) -> None:
+        """Forget an earlier run on perhaps other data: its best weights, failures and halved rates."""
+        self.best, self.rate_factor = BestWeights(self.collectives), 1.0
+        self.invalidate()
+        self.responses.reset()
+
     def rates(self, update: int, batch: int) -> Rates:
         """Step sizes of an update for a process's batch of this size. A homogeneous kernel keeps q at 1."""
         return self._rates(update, self.network.num_neurons, batch * self.collectives.size)
@@ -243,6 +242,10 @@ class Learner:
         names = [*dict(self.network.named_parameters()), "the factorisation of L + ridge I"]
         return [name for name, total in zip(names, self.health().tolist(), strict=True) if not math.isfinite(total)]
 
+    def drop_recordings(self) -> None:
+        """Free the device memory of recorded updates; the next block records again."""
+        self._accelerator.drop()
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint contains in addition to the weights and the update count."""
         rule, best = self.rule.state_dict(), self.best.state_dict()
@@ -250,6 +253,7 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`; the weights are loaded separately."""
+        self.drop_recordings()  # they contain the ridge
         self.rate_factor = float(state["rate_factor"])
         self.responses.load_state_dict(state["inverse"])
         self.rule.load_state_dict(state["rule"])
@@ -278,6 +282,7 @@ class Learner:
                 yield
         finally:
             self._batches = []
+            self.responses.settle()
             if is_small:
                 torch.set_num_threads(threads)
 
@@ -292,10 +297,12 @@ class Learner:
             limits = longest.clamp_(min=torch.finfo(longest.dtype).tiny)[..., None].unbind()
         self._batches = [Batch(parts, limit) for parts, limit in zip(prepared, limits, strict=True)]
 
-    def _update(
-        self, update: int, batch: Batch, sizes: StepSizes, step_L: float, is_observed: bool
-    ) -> Observation | None:
-        responses = self.responses
+    def _sizes(self, update: int) -> tuple[Rates, StepSizes]:
+        rates = self._rates(update, len(self._L), self._samples)
+        return rates, StepSizes(rates.W, rates.q, self.rule.step_of_L(rates.L), 0.0)
+
+    def _update(self, update: int, index: int, sizes: StepSizes, is_observed: bool) -> Observation | None:
+        responses, batch, step_L = self.responses, self._batches[index], float(sizes.L)
         tracks = responses.is_worth_tracking(step_L, self._samples) and not self.schedule.is_settling(update)
         if tracks:
             sizes = sizes._replace(ridge_error=responses.track(step_L))
@@ -305,7 +312,7 @@ class Learner:
         if is_observed or self._accelerator.method == "none":
             observed = self._step(batch, sizes, tracks, is_observed)
         else:
-            self._accelerator(self._kernel, batch, sizes, tracks, is_single=self._processes == 1)
+            self._accelerator(self._kernel, batch, index, sizes, tracks, is_single=self._processes == 1)
         if tracks:
             responses.advance(step_L)
         return observed
@@ -340,11 +347,3 @@ class Learner:
     def _state(self) -> list[Tensor]:
         P = self.responses.P
         return [self._W, self._gains, self._L, self.responses.failed, *([] if P is None else [P])]
-
-
-def _make_rule(network: KSMNetwork, schedule: Schedule) -> PaperRule | NaturalRule | TightRule:
-    if not isinstance(network, TightNetwork):
-        return NaturalRule() if schedule.is_natural else PaperRule()
-    if not schedule.is_natural:
-        raise ValueError("The tight bound learns by the adaptive schedule: leave out `phases`, or choose bound=paper.")
-    return TightRule()

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
+from ksm_lightning.learning.collectives import Collectives
+from ksm_lightning.learning.neighbours import groups_of_neighbours
 from ksm_lightning.network import KSMNetwork, TightNetwork
 
 # A landmark moves if the new position explains this many times more than the old one, plus this fraction of a neuron's
@@ -16,6 +18,8 @@ _ADVANTAGE, _WORTHWHILE = 1.2, 0.01
 _JITTER = 1e-9
 # Largest number of candidates for a new position. It bounds the memory of the residual.
 _CANDIDATES = 4096
+# Largest number of landmarks that are searched together.
+_TOGETHER = 2048
 # Rows of the residual that are computed at once.
 _BLOCK = 512
 # Rank-one corrections that are kept apart before they are added to the matrices. A move makes two.
@@ -45,6 +49,10 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
     At most 4,096 of the points, evenly spaced, are candidates for a new position. All points count in losses and
     gains. The memory is that of float64 matrices (n, n) and (n + candidates, samples).
 
+    More than 2,048 landmarks are searched in groups of neighbours (:func:`~.neighbours.groups_of_neighbours`), each
+    with the points near it: a landmark then moves within its group, and time and memory per landmark do not grow with
+    their number.
+
     Args:
         kernel: The similarity.
         points: A sample of the data (samples, m) without repetitions, ideally several times as many as landmarks.
@@ -52,11 +60,20 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
         most: Largest number of moves.
         advantage: How many times more a landmark must explain at the new position.
     """
+    moves: list[Move] = []
+    if not (W.isfinite().all() and points.isfinite().all() and len(points)):
+        return moves  # the divergence guard reports it
+    if len(W) > _TOGETHER:
+        for neurons, near in groups_of_neighbours(kernel, W, points, _TOGETHER):
+            share = -(-most * len(neurons) // len(W))
+            found = find_moves(kernel, points[near], W[neurons], share, advantage=advantage)
+            moves += [Move(int(neurons[i]), int(near[c])) for i, c in found]
+        return moves
     order = _candidates_first(len(points)).to(points.device)
     points, W = points[order].double(), W.double()
     K = kernel(W, W)
-    if not (K.isfinite().all() and points.isfinite().all()):
-        return []  # the divergence guard reports it
+    if not K.isfinite().all():
+        return moves
     length = K.diagonal().clamp(min=1e-30 * K.diagonal().mean().clamp(min=1e-200))
     unit = length.rsqrt()  # in units of its own length no landmark is too short to be compared
     K = K * unit * unit[:, None]
@@ -65,7 +82,6 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
     worthwhile = _WORTHWHILE * float(total) / len(W)
     smallest = 1e-9 * float(total) / len(points)
     state = _Exchange(kernel, points, K, kernel(points, W) * unit, smallest=smallest, worthwhile=worthwhile)
-    moves: list[Move] = []
     while len(moves) < most:
         i, loss = state.remove_landmark()
         c, gain = state.best_candidate()
@@ -215,7 +231,14 @@ class _Exchange:
 
 
 @torch.no_grad()
-def relocate(network: KSMNetwork, x: Tensor, most: int | None = None, *, advantage: float = _ADVANTAGE) -> int:
+def relocate(
+    network: KSMNetwork,
+    x: Tensor,
+    most: int | None = None,
+    *,
+    advantage: float = _ADVANTAGE,
+    collectives: Collectives | None = None,
+) -> int:
     """Move landmarks that explain nothing to where the residual is largest; returns how many moved.
 
     A moved neuron gets the mean gain of all neurons, no lateral connections and the median self-inhibition. In a tight
@@ -226,10 +249,15 @@ def relocate(network: KSMNetwork, x: Tensor, most: int | None = None, *, advanta
         x: A sample of the data (samples, m) without repetitions.
         most: Largest number of landmarks to move. Default: a quarter of them.
         advantage: How many times more a landmark must explain at the new position.
+        collectives: The processes that train together, of which the first searches for all. Default: there is one.
     """
     kernel, n = network.kernel, network.num_landmarks
     most = max(1, n // 4) if most is None else most
-    moves = dict(find_moves(kernel, x, network.W, most, advantage=advantage))  # the last move of each neuron
+    moves = {}
+    if collectives is None or collectives.is_first:
+        moves = dict(find_moves(kernel, x, network.W, most, advantage=advantage))  # the last move of each neuron
+    if collectives is not None and collectives.size > 1:
+        moves = _of_first(moves, n, collectives)
     if not moves:
         return 0
     if isinstance(network, TightNetwork):
@@ -251,6 +279,14 @@ def relocate(network: KSMNetwork, x: Tensor, most: int | None = None, *, advanta
     network.L[:, neurons] = 0
     network.L[neurons, neurons] = inhibition
     return len(moves)
+
+
+def _of_first(moves: dict[int, int], n: int, collectives: Collectives) -> dict[int, int]:
+    """The moves of the first process: rounding could decide between two equal landmarks differently elsewhere."""
+    points = torch.full((n,), -1)
+    for neuron, point in moves.items():
+        points[neuron] = point
+    return {neuron: point for neuron, point in enumerate(collectives.broadcast(points).tolist()) if point >= 0}
 
 
 def _move(network: TightNetwork, x: Tensor, moves: dict[int, int]) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ksm_lightning.learning.rules import StepSize, add_scaled
 from ksm_lightning.network import KSMNetwork
+from ksm_lightning.private_apis import version_of
 
 Inverse = Literal["auto", "exact", "tracked"]
 # `auto` tracks the inverse from this number of neurons per sample of a batch on (scripts/benchmark/update.py: at 4 both
@@ -48,6 +49,7 @@ class ResponseSolver:
         self._shifted = torch.empty(0)
         self._eye: Tensor | None = None
         self._ridge, self._drift, self._age = 0.0, 0.0, 0
+        self._version: int | None = None  # of the L that P belongs to; None: of the weights that are loaded next
 
     # ------------------------------------------------------------------ state
 
@@ -58,8 +60,18 @@ class ResponseSolver:
             self._shifted = torch.empty_like(L, requires_grad=False)
             self._eye = torch.eye(len(L), dtype=L.dtype, device=L.device) if len(L) <= _SMALL else None
             self.failed = self.failed.to(L.device)
+        self._drop_if_outdated()
         if self.P is not None and (self.P is not self._buffer or self.P.device != L.device or self.P.dtype != L.dtype):
             self._keep(self.P.to(L))
+
+    def settle(self) -> None:
+        """Note after a block of updates which L the tracked inverse belongs to."""
+        self._version = version_of(self.network.L)
+
+    def _drop_if_outdated(self) -> None:
+        """Drop the tracked inverse if L was changed since the last block, such as by `consolidate` on the network."""
+        if self._version is not None and self._version != version_of(self.network.L):
+            self.invalidate()
 
     def invalidate(self) -> None:
         """Drop the tracked inverse, after L was changed elsewhere."""
@@ -71,7 +83,8 @@ class ResponseSolver:
         self.failed.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to continue bitwise; empty where nothing is tracked."""
+        """What a resumed run needs to continue bitwise; empty where nothing is tracked, or L was changed since."""
+        self._drop_if_outdated()
         if self.P is None:
             return {}
         return {"inverse": self.P.clone(), "ridge": self._ridge, "drift": self._drift, "age": self._age}
@@ -84,6 +97,7 @@ class ResponseSolver:
         L, inverse = self.network.L, state["inverse"]
         if inverse.shape != L.shape:
             raise ValueError(f"The tracked inverse must have the shape {tuple(L.shape)}, got {tuple(inverse.shape)}.")
+        self._version = None
         self.P = inverse.clone()  # `prepare` moves it to the network's device, into the buffer
         self._ridge, self._drift, self._age = float(state["ridge"]), float(state["drift"]), int(state["age"])
 

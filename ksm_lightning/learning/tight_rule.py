@@ -12,8 +12,17 @@ from torch import Tensor
 from ksm_lightning.kernels import Kernel, Pullback, SelfTerms
 from ksm_lightning.learning.collectives import Collectives
 from ksm_lightning.learning.exact_tight import add_jitter
-from ksm_lightning.learning.rules import RESPONSE_LIMIT, Responses, StepSize, add_scaled, average, move_towards_C
-from ksm_lightning.network import functional
+from ksm_lightning.learning.rules import (
+    RESPONSE_LIMIT,
+    NaturalRule,
+    PaperRule,
+    Responses,
+    StepSize,
+    add_scaled,
+    average,
+    move_towards_C,
+)
+from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 
 # W's step averages its direction and its length over this fraction of the past.
 _MEMORY, _MEMORY_OF_LENGTH = 0.9, 0.99
@@ -174,3 +183,12 @@ class TightRule:
         _, own = self.own_terms(kernel, W)
         across = kernel(self._old_W, W.detach().double()).to(Q.dtype)
         Q.copy_(torch.cholesky_solve((Q @ across).mT, own.factor).mT)
+
+
+def make_rule(network: KSMNetwork, is_natural: bool) -> PaperRule | NaturalRule | TightRule:
+    """The rule of a network: by its bound, and for the paper's bound by whether step sizes are natural."""
+    if not isinstance(network, TightNetwork):
+        return NaturalRule() if is_natural else PaperRule()
+    if not is_natural:
+        raise ValueError("The tight bound learns by the adaptive schedule: leave out `phases`, or choose bound=paper.")
+    return TightRule()

@@ -65,7 +65,8 @@ def _check_spread(kernel: RadialKernel, x: Tensor) -> None:
     """Raise ValueError, or warn, if the largest squared distance in units of sigma is too large for x's dtype."""
     limits, unit = torch.finfo(x.dtype), 1 / kernel.sigma**2
     spread = float((x.double() - x.double().mean(0)).square().sum(1).max()) * unit
-    if not max(spread * spread, spread * unit) < limits.max / 1e4:  # gradients contain R / sigma^2, and steps their squares
+    # Gradients contain R / sigma^2, and steps their squares.
+    if not max(spread * spread, spread * unit) < limits.max / 1e4:
         raise ValueError(
             f"The samples are {math.sqrt(spread):.0e} widths of {kernel} apart, which is out of the range of "
             f"{x.dtype}: choose a larger width."

@@ -10,16 +10,17 @@ from ksm_lightning.kernels import Kernel, full_precision
 from ksm_lightning.network.landmark_error import LandmarkError
 
 # Up to this many distances (landmarks times points), k-means++ draws one landmark at a time. Otherwise it draws rounds
-# of `_DRAWS`, which read the points fewer times.
-_ONE_BY_ONE, _DRAWS = 256 * 2560, 64
+# of `_DRAWS`, which read the points fewer times. Many landmarks are drawn in longer rounds, up to `_MOST_DISTANCES`.
+_ONE_BY_ONE, _DRAWS, _MOST_DISTANCES = 256 * 2560, 64, 2**24
 # Distances below this fraction of the largest f(x, x) are rounding errors.
 _RESOLUTION = 1e-6
 # Points whose similarities are computed at once in an iteration of Lloyd's method.
 _BLOCK = 2048
 # Lloyd's method ends when an iteration lowers the energy by less than this fraction.
 _PROGRESS = 1e-3
-# Number of candidates on which refined landmarks are compared with those they started from.
-_JUDGES = 1000
+# Number of candidates on which refined landmarks are compared with those they started from, and the largest number of
+# landmarks that are compared.
+_JUDGES, _MOST_JUDGED = 1000, 2048
 
 
 class Initialiser(Protocol):
@@ -52,7 +53,8 @@ class DataInit:
     Args:
         points: Candidates (samples, m).
         iterations: Largest number of iterations of :func:`lloyd` that then move W to the means of nearby candidates, if
-            that lowers the error on a sample of them. Default: 0, W stays at data points.
+            that lowers the error on a sample of them. More than 2,048 landmarks are moved without this comparison,
+            which would take as long as the iterations. Default: 0, W stays at data points.
     """
 
     def __init__(self, points: Tensor, iterations: int = 0) -> None:
@@ -71,6 +73,8 @@ class DataInit:
         if not self.iterations:
             return W
         refined = lloyd(kernel, self.points, W, self.iterations)
+        if num_neurons > _MOST_JUDGED:
+            return refined
         error = LandmarkError(kernel, self.points[:_JUDGES])
         return refined if error(refined) < error(W) else W
 
@@ -84,7 +88,8 @@ def kernel_kmeans_plus_plus(
     ``|phi(x) - phi(c)|^2 = f(x,x) + f(c,c) - 2 f(x,c)``. When all distances are 0 (fewer distinct points than
     ``count``), the remaining points are drawn uniformly. The generator must be on the CPU.
 
-    Many points (``count * samples`` above 655,360) are drawn in rounds of 64 with the same probabilities. A draw is
+    Many points (``count * samples`` above 655,360) are drawn in rounds of 64 with the same probabilities; more than
+    2,048 landmarks in longer rounds, whose distances take up to 0.4 GB. A draw is
     accepted with probability (squared distance now) / (squared distance at the start of the round). This gives the same
     distribution, but other points for the same seed.
     """
@@ -112,8 +117,9 @@ def _draw_in_rounds(
     chosen = _draw(torch.ones_like(self_similarity), first)
     nearest = _distances(kernel, points, self_similarity, chosen)[:, 0].index_fill(0, chosen, 0.0)
     smallest = _RESOLUTION * float(self_similarity.max())
+    length = max(_DRAWS, min(count // 32, _MOST_DISTANCES // len(points)))
     while len(chosen) < count:
-        draws = torch.rand(2, _DRAWS, dtype=torch.float64, generator=generator)
+        draws = torch.rand(2, length, dtype=torch.float64, generator=generator)
         index = _draw(_weights(nearest, self_similarity), draws[0].to(points.device))
         distances = _distances(kernel, points, self_similarity, index)  # (samples, draws)
         accepted = _accepted(index.cpu(), distances[index].cpu(), nearest[index].cpu(), draws[1], smallest)
@@ -186,7 +192,7 @@ def lloyd(kernel: Kernel, points: Tensor, W: Tensor, iterations: int = 20) -> Te
         offset = points.mean(0) if kernel.is_radial else torch.zeros_like(points[0])
         x, W = points - offset, W - offset
         squares = x.square().sum(1) if kernel.is_radial else kernel.diag(x)
-        is_mirrored = kernel.is_homogeneous and _ignores_sign(kernel, x[:64], W[:64])
+        is_mirrored = kernel.is_homogeneous and ignores_sign(kernel, x[:64], W[:64])
         total, energy = squares.double().sum(), math.inf
         before, nearest, costs = W, torch.zeros(len(x), dtype=torch.int64, device=x.device), squares
         is_final = torch.zeros(len(W), dtype=torch.bool, device=x.device)
@@ -230,6 +236,6 @@ def _sums(values: Tensor, index: Tensor, count: int) -> Tensor:
     return values.new_zeros(count, *values.shape[1:]).index_add_(0, index, values)
 
 
-def _ignores_sign(kernel: Kernel, x: Tensor, W: Tensor) -> bool:
+def ignores_sign(kernel: Kernel, x: Tensor, W: Tensor) -> bool:
     """Whether ``f(-x, w)^2 = f(x, w)^2``."""
     return kernel.is_odd or torch.equal(kernel(-x, W), kernel(x, W))

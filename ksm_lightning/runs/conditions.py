@@ -49,6 +49,11 @@ class TrainingConditions:
             seed=torch.initial_seed(),
         )
 
+    @property
+    def global_batch(self) -> int | None:
+        """Number of points of an update, on all processes."""
+        return None if self.batch_size is None else self.batch_size * self.processes
+
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
         return asdict(self)
@@ -86,12 +91,18 @@ class TrainingConditions:
                 )
 
     def differences(self, now: Self) -> str:
-        """What a resumed run may change, and has changed, in words; empty if it will make the same updates."""
+        """What a resumed run may change, and has changed, in words; empty if it will make the same updates.
+
+        How the points of an update are shared by processes makes no difference, except by rounding.
+        """
         changed = []
-        for name in ("batch_size", "processes", "precision"):
-            saved, found = getattr(self, name), getattr(now, name)
-            if saved != found and None not in (saved, found):
-                changed.append(f"{name} is {found} and was {saved}")
+        if self.global_batch != now.global_batch and None not in (self.global_batch, now.global_batch):
+            changed.append(
+                f"the points per update are {now.batch_size} x {now.processes} = {now.global_batch:,} and were "
+                f"{self.batch_size} x {self.processes} = {self.global_batch:,} (batch_size x processes)"
+            )
+        if self.precision != now.precision:
+            changed.append(f"precision is {now.precision} and was {self.precision}")
         return ", ".join(changed)
 
 

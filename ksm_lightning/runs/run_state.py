@@ -1,15 +1,20 @@
-"""A run while it lasts: what the module and its callbacks share, and the processes that train together."""
+"""A run while it lasts: what the module and its callbacks share."""
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 from torch import Tensor
 
 from ksm_lightning.private_apis import attached_trainer
+from ksm_lightning.runs.other_callbacks import prepare_for_callbacks
+from ksm_lightning.runs.processes import TrainerCollectives
+from ksm_lightning.runs.requeue import requeue
 from ksm_lightning.runs.stop import SignalStop, StopFlag
+from ksm_lightning.runs.strategy import prepare_strategy
 from ksm_lightning.runs.update_log import UpdateLog
 
 
@@ -38,49 +43,13 @@ class RunState:
 
     def start(self, update: int) -> None:
         """Start to measure the throughput of a run that starts at this update."""
-        self.updates_per_second = 0.0
+        self.updates_per_second, self.has_updated = 0.0, False
         self._started_at, self._first_update = time.perf_counter(), update
 
     def measure(self, update: int) -> None:
         """Note that updates were made, and measure the throughput up to this one."""
         self.has_updated = self.has_updated or update > self._first_update
         self.updates_per_second = (update - self._first_update) / (time.perf_counter() - self._started_at)
-
-
-class TrainerCollectives:
-    """Collectives over the processes of a module's trainer; a single process without a trainer."""
-
-    def __init__(self, module: L.LightningModule) -> None:
-        self.module = module
-
-    @property
-    def size(self) -> int:
-        """Number of processes."""
-        trainer = attached_trainer(self.module)
-        return 1 if trainer is None else trainer.world_size
-
-    def mean(self, value: Tensor) -> Tensor:
-        """Mean over all processes."""
-        return self._reduce(value, "mean")
-
-    def sum(self, value: Tensor) -> Tensor:
-        """Sum over all processes."""
-        return self._reduce(value, "sum")
-
-    def gather(self, rows: Tensor) -> Tensor:
-        """The rows (samples, m) of all processes."""
-        if self.size == 1:
-            return rows
-        gathered = self.module.all_gather(rows)
-        assert isinstance(gathered, Tensor)
-        return gathered.flatten(0, 1)
-
-    def _reduce(self, value: Tensor, operation: Literal["mean", "sum"]) -> Tensor:
-        if self.size == 1:
-            return value
-        reduced = self.module.trainer.strategy.reduce(value, reduce_op=operation)
-        assert isinstance(reduced, Tensor)
-        return reduced
 
 
 class StoppableModule(L.LightningModule):
@@ -95,7 +64,11 @@ class StoppableModule(L.LightningModule):
         self.run_state = RunState()
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """The callback that lets SIGINT and SIGTERM set the flag."""
+        """The callback that lets signals set the flag. Strategies and callbacks that cannot work are refused here."""
+        trainer = attached_trainer(self)
+        if trainer is not None:
+            prepare_strategy(trainer)
+            prepare_for_callbacks(trainer)
         return [SignalStop(self.run_state.stop)]
 
     @property
@@ -112,12 +85,24 @@ class StoppableModule(L.LightningModule):
         """Whether all processes leave at the end of this block of updates. A single one looks at the flag again."""
         if self.is_alone:
             self.agree_to_stop()
-        return self.run_state.stop.agreed is not None
+        return self.run_state.stop.is_agreed
 
     def leave_if_stopped(self) -> None:
         """End the run if a process has received a signal. Every process must call it, between two pieces of work."""
         self.agree_to_stop()
-        self.run_state.stop.leave_if_agreed()
+        self._leave_if_agreed()
+
+    def _leave_if_agreed(self) -> None:
+        """End the run, and before put its job back in the queue if SLURM asks for it and work is left."""
+        trainer, stop = self.trainer, self.run_state.stop
+        if stop.requeues:
+            stop.requeues = stop.wants_requeue = False
+            has_ended = trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
+            if trainer.state.fn != "fit" or not has_ended:
+                stop.requeued_from = requeue(trainer)
+            if stop.requeued_from is not None and stop.agreed is None:
+                stop.agreed = signal.SIGTERM
+        stop.leave_if_agreed()
 
     def skips_work(self) -> bool:
         """Whether one of several processes skips its work because of a signal; a single process ends the run."""
@@ -129,7 +114,7 @@ class StoppableModule(L.LightningModule):
     def on_train_batch_end(self, *args: Any) -> None:
         """Leave after the callbacks, which have saved a checkpoint."""
         if self.is_stopping:
-            self.run_state.stop.leave_if_agreed()
+            self._leave_if_agreed()
 
     def on_validation_epoch_end(self) -> None:
         self.leave_if_stopped()
@@ -139,5 +124,6 @@ class StoppableModule(L.LightningModule):
 
     def end_run(self) -> None:
         """End a completed run by a signal that came late, unless somebody reads the flag after the run."""
+        self.run_state.stop.wants_requeue = False  # nothing is left to do
         if not self.run_state.stop.is_owned:
             self.leave_if_stopped()

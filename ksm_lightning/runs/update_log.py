@@ -24,36 +24,44 @@ class UpdateLog:
         self.logged: list[tuple[int, float]] = []  # updates of the block, counted from 1, and their energies
         self._to_log: set[int] = set()
         self._last = -1
+        self._seen: list[tuple[int, Rates, Tensor]] = []  # observed updates of the block: number, rates, values
+        self._names: list[str] = []  # of these values
         self._sums: Tensor | None = None  # energies of the epoch, and their number
 
     def start_block(self, updates: range, log_every: int) -> None:
         """Choose the updates of a block to observe; ``log_every`` is 0 if nothing is logged."""
-        self.energy, self.logged, self._last = None, [], updates[-1] if updates else -1
+        self.energy, self.logged, self._seen, self._last = None, [], [], updates[-1] if updates else -1
         self._to_log = {update for update in updates if log_every and (update + 1) % log_every == 0}
 
     def observes(self, update: int) -> bool:
         """Whether an update of the block is observed."""
         return update == self._last or update in self._to_log
 
-    def add(
-        self, update: int, seen: Observation, rates: Rates, collectives: Collectives, loggers: Iterable[Any]
-    ) -> None:
-        """Count an observed update, and log its energy, step sizes and health if it is due. Every process calls it."""
+    def add(self, update: int, seen: Observation, rates: Rates) -> None:
+        """Note an observed update, without a host synchronisation and without the other processes."""
         self.energy = seen.energy.total
-        if update not in self._to_log:
-            self._count(collectives.mean(seen.energy.total.double()))
-            return
         values = names.of_update(seen)
-        stacked = torch.stack([value.double() for value in values.values()])
-        reduced = collectives.mean(stacked)  # one reduction for all
-        self._count(reduced[list(values).index(names.TRAIN_ENERGY)])
-        means = dict(zip(values, reduced.tolist(), strict=True))
-        if not all(map(math.isfinite, means.values())):
-            return  # the divergence guard reports it at the end of the block
-        means |= {names.rate(name): rate for name, rate in rates._asdict().items()}
+        self._names = list(values)
+        self._seen.append((update, rates, torch.stack([value.double() for value in values.values()])))
+
+    def end_block(self, collectives: Collectives, loggers: Iterable[Any]) -> None:
+        """Count the observed updates of the block, and log those that are due. Every process must call it."""
+        if not self._seen:
+            return
+        reduced = collectives.mean(torch.stack([values for *_, values in self._seen]))  # one reduction for all
+        for energy in reduced[:, self._names.index(names.TRAIN_ENERGY)]:
+            self._count(energy)
+        if self._to_log:
+            for (update, rates, _), values in zip(self._seen, reduced.tolist(), strict=True):
+                # A value that is not finite is reported by the divergence guard.
+                if update in self._to_log and all(map(math.isfinite, values)):
+                    self._log(update, rates, dict(zip(self._names, values, strict=True)), loggers)
+        self._seen = []
+
+    def _log(self, update: int, rates: Rates, means: dict[str, float], loggers: Iterable[Any]) -> None:
         # Directly to the loggers: one call of `self.log` per value would take longer than the update.
         for logger in loggers:
-            logger.log_metrics(means, step=update + 1)
+            logger.log_metrics(means | {names.rate(name): rate for name, rate in rates._asdict().items()}, update + 1)
         self.logged.append((update + 1, means[names.TRAIN_ENERGY]))
 
     def _count(self, energy: Tensor) -> None:

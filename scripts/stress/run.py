@@ -27,6 +27,7 @@ PARTS = {
     "concurrency": "Two writers of everything",
     "damage": "Damaged files",
     "signals": "SIGINT and SIGTERM at random moments",
+    "requeue": "SLURM's requeue signal at random moments",
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

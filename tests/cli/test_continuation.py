@@ -117,7 +117,8 @@ def test_other_batches_and_another_precision_are_announced_in_one_sentence():
     with pytest.warns(UserWarning, match="The run continues, but") as caught:
         fit(CHECKPOINT, "--data.batch_size=32", "--trainer.precision=64-true")
     assert [str(warning.message) for warning in caught] == [
-        "The run continues, but not with the updates that it would have made: batch_size is 32 and was 16, precision "
+        "The run continues, but not with the updates that it would have made: the points per "
+        "update are 32 x 1 = 32 and were 16 x 1 = 16 (batch_size x processes), precision "
         "is 64-true and was 32-true."
     ]
     assert config("runs/ksm/version_1")["data"]["init_args"]["batch_size"] == 32

@@ -250,3 +250,58 @@ def test_another_seed_for_the_batches_of_a_continued_run_is_refused(capsys):
 def test_evaluation_without_a_checkpoint_is_refused(capsys):
     for command in ("validate", "test", "predict"):
         assert "needs a trained network: give --ckpt_path" in refused(capsys, command, "--config", HALF_MOONS)
+
+
+def test_the_cpu_is_used_where_auto_would_be_apples_gpu(capsys, monkeypatch):
+    monkeypatch.setattr("lightning.fabric.accelerators.mps.MPSAccelerator.is_available", lambda: True)
+    with pytest.warns(UserWarning, match="^Apple's GPU .MPS. has no float64.* the run uses the CPU.$") as caught:
+        run("fit", *FEW, "--trainer.max_steps=20")
+    assert len([each for each in caught if "MPS" in str(each.message) or "GPU" in str(each.message)]) == 1
+    out = capsys.readouterr().out
+    assert "200 points of 2 features, on 1 x cpu with 64 points per update, seed 0." in out
+    assert "Trained for 20 updates" in out
+    for accelerator in ("mps", "gpu"):
+        sentence = refused(capsys, "fit", *FEW, f"--trainer.accelerator={accelerator}")
+        assert sentence.endswith("set --trainer.accelerator=cpu.")
+
+
+def trainers(monkeypatch, read, *options: list[str]) -> list:
+    """What ``read`` finds in ``ksm fit`` with each of the options, before anything is loaded or written."""
+    found = []
+
+    def stop(cli):
+        found.append(read(cli))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ksm_lightning.cli.lightning_cli.KSMCLI.before_fit", stop)
+    for more in options:
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            run("fit", *FEW, *more)
+    return found
+
+
+def test_run_folders_go_below_default_root_dir(monkeypatch):
+    below, absolute = "--trainer.default_root_dir=elsewhere", str(Path("absolute").absolute())
+    found = trainers(
+        monkeypatch, lambda cli: cli.trainer.logger.root_dir, [], [below],
+        [below, "--trainer.logger.save_dir=elsewhere/runs"],  # as config.yaml of that run has it
+        [below, f"--trainer.logger.save_dir={absolute}"],
+    )  # fmt: skip
+    inside = "elsewhere/runs/half_moons"
+    assert found == ["runs/half_moons", inside, inside, f"{absolute}/half_moons"]
+    assert trainers(monkeypatch, lambda cli: cli.trainer.logger, [below, "--trainer.logger=false"]) == [None]
+
+
+def test_one_gpu_is_used_unless_more_are_asked_for(monkeypatch):
+    """With eight GPUs, as Lightning sees them."""
+    for package in ("fabric", "pytorch"):
+        monkeypatch.setattr(f"lightning.{package}.accelerators.cuda.num_cuda_devices", lambda: 8)
+    found = trainers(
+        monkeypatch, lambda cli: cli._devices(), [], ["--trainer.devices=auto"],
+        ["--trainer.devices=4", "--trainer.num_nodes=2", "--data.batch_size=8"],
+    )  # fmt: skip
+    assert found == [
+        "1 x cuda with 64 points per update",
+        "8 x cuda with 64 points per device and 512 per update",
+        "8 x cuda with 8 points per device and 64 per update",
+    ]

@@ -5,7 +5,7 @@ import hashlib
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Thread, local
 
 import numpy as np
 import pytest
@@ -91,30 +91,84 @@ def test_the_error_for_a_failed_download_names_the_files(tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("dataset", "cls"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
-def test_torchvision_downloads_checks_and_unpacks(tmp_path, monkeypatch, dataset, cls):
-    """Runs torchvision's download code with a local mirror that serves files of the real format with checksums."""
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    """A local mirror of both datasets, with small files of the real format and checksums; lists what it has served."""
     import torchvision.datasets
 
-    mirror = tmp_path / "mirror"
-    mirror.mkdir()
-    resources = []
+    folder, resources, served = tmp_path / "mirror", [], []
+    folder.mkdir()
     for name, array in arrays().items():
         packed = gzip.compress(idx(array))
-        (mirror / f"{name}.gz").write_bytes(packed)
+        (folder / f"{name}.gz").write_bytes(packed)
         resources.append((f"{name}.gz", hashlib.md5(packed).hexdigest()))
-    target = getattr(torchvision.datasets, cls)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(mirror)))
+
+    class Handler(QuietHandler):
+        def do_GET(self):
+            if "Method" not in self.headers:  # torchvision first asks where the file is
+                served.append(Path(self.path).name)
+            super().do_GET()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
     Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(target, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
-    monkeypatch.setattr(target, "resources", resources)
+    for cls in (torchvision.datasets.MNIST, torchvision.datasets.FashionMNIST):
+        monkeypatch.setattr(cls, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
+        monkeypatch.setattr(cls, "resources", resources)
     monkeypatch.setattr(mnist_module, "_FILES", SHAPES)
     monkeypatch.setattr(mnist_module, "_TRAIN", TRAIN)
+    yield served
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(("dataset", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
+def test_torchvision_downloads_checks_and_unpacks(tmp_path, mirror, dataset, folder):
+    """Runs torchvision's download code."""
     data = CroppedMNISTDataModule(dataset, data_dir=str(tmp_path / "data"))
     assert len(data.train_points) == TRAIN + TEST
     assert data.test_labels.tolist() == [i % 10 for i in range(TEST)]
-    server.shutdown()
-    server.server_close()
+    assert [path.name for path in (tmp_path / "data" / folder).iterdir()] == ["raw"]  # no drafts
+    assert {path.name for path in (tmp_path / "data" / folder / "raw").iterdir()} == set(SHAPES)
+
+
+def test_one_process_per_machine_downloads_and_the_others_wait_for_whole_files(tmp_path, mirror, monkeypatch):
+    """Three ranks in threads; each file appears under its name only when it is complete."""
+    rank, raw, sizes, found = local(), tmp_path / "data" / "MNIST" / "raw", [], {}
+    monkeypatch.setattr(mnist_module, "local_rank", lambda: rank.number, raising=False)
+    whole = {name: len(idx(array)) for name, array in arrays().items()}
+
+    def load(number):
+        rank.number = number
+        found[number] = len(CroppedMNISTDataModule(data_dir=str(tmp_path / "data")).train_points)
+
+    threads = [Thread(target=load, args=(number,)) for number in (2, 1, 0)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        sizes += [(path.name, path.stat().st_size) for path in raw.iterdir()] if raw.exists() else []
+    assert found == dict.fromkeys(range(3), TRAIN + TEST)
+    assert sorted(mirror) == sorted(f"{name}.gz" for name in SHAPES)
+    assert {(name, size) for name, size in sizes if whole.get(name) != size} == set()
+
+
+def test_a_process_that_waits_in_vain_for_a_download_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(mnist_module, "_PATIENCE", 0.0)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(FileNotFoundError, match="MNIST was not downloaded by the process with local rank 0 within 0 s"):
+        CroppedMNISTDataModule(data_dir=str(tmp_path)).prepare_data()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank"),
+    [({}, 0), ({"LOCAL_RANK": "3"}, 3), ({"SLURM_LOCALID": "2"}, 2), ({"LOCAL_RANK": "0", "SLURM_LOCALID": "2"}, 0)],
+)
+def test_the_local_rank_is_that_of_the_launcher(monkeypatch, variables, rank):
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert mnist_module.local_rank() == rank
 
 
 @pytest.mark.parametrize(

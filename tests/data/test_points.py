@@ -1,6 +1,7 @@
 """Points in memory and in a memory-mapped file."""
 
 import numpy as np
+import pytest
 import torch
 
 from ksm_lightning.data import Points
@@ -13,6 +14,17 @@ def test_points_are_copied_to_a_device_once():
     moved = points.to("meta")
     assert moved.data.device == torch.device("meta")
     assert points.to("meta") is moved
+
+
+def test_points_larger_than_the_free_memory_of_a_gpu_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3_000_000_000, 8_000_000_000))
+    points = Points(torch.empty(1, 1).expand(1_000_000, 1000))  # counts as 4 GB
+    message = (
+        r"The data needs 4 GB on cuda:0, which has 3 GB free: save it as a \.npy file and read it with "
+        r"ArrayDataModule and memory_map=always, or use fewer points\."
+    )
+    with pytest.raises(ValueError, match=message):
+        points.to("cuda:0")
 
 
 def test_rows_of_a_memory_mapped_file_are_preprocessed_when_they_are_read(tmp_path):

@@ -2,7 +2,8 @@
 
 ``python ddp_run.py FOLDER DEVICES BATCH_SIZE UPDATES SCHEDULE [CKPT]`` writes the weights and logged values of each
 rank and the features of all points, or the error message of each rank. SCHEDULE is ``phases``, ``adaptive`` or
-``tight`` (50 updates), or ``wild`` (which diverges).
+``tight`` (50 updates), ``wild`` (which diverges), ``unequal`` (the second rank changes its W) or ``broken`` (the first
+rank's probe fails).
 """
 
 import json
@@ -32,8 +33,25 @@ SCHEDULES = {
     "phases": {"phases": [Phase(10_000)]},
     "adaptive": {"updates": 50},
     "tight": {"updates": 50, "bound": "tight", "num_landmarks": 12},
+    "unequal": {"updates": 50},
+    "broken": {"updates": 50},
     "wild": {"phases": [Phase(30, 0.01, 0.01, 0.1), Phase(10_000, 50.0, 5.0, 50.0)]},
 }
+
+
+class ChangeW(lightning.Callback):
+    """Changes W on the second rank after the first block of updates."""
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        if trainer.global_rank == 1:
+            pl_module.network.W.data[0] += 1
+
+
+class BrokenProbe(LinearProbe):
+    """A probe that fails. Only the first rank computes it."""
+
+    def _scores(self, model, data):
+        raise ValueError("the probe is broken")
 
 
 def main(folder: str, devices: int, batch_size: int, updates: int, schedule: str, ckpt: str | None = None) -> None:
@@ -52,14 +70,15 @@ def main(folder: str, devices: int, batch_size: int, updates: int, schedule: str
         log_every_n_steps=5,
         enable_progress_bar=False,
         callbacks=[
-            KernelErrorEvaluation(), LinearProbe(labels_per_class=20), KMeansProbe(starts=2),
+            KernelErrorEvaluation(), (BrokenProbe if schedule == "broken" else LinearProbe)(labels_per_class=20),
+            KMeansProbe(starts=2), *([ChangeW()] if schedule == "unequal" else []),
             Figures(num_neurons=1), DivergenceGuard(), UpdateCheckpoint(every_n_updates=20),
             FeatureWriter(str(Path(folder) / f"features_of_{updates}.npz"), "least_squares"),
         ],
     )  # fmt: skip
     try:
         trainer.fit(model, datamodule=data, ckpt_path=ckpt, weights_only=True)
-    except FloatingPointError as error:
+    except Exception as error:
         (Path(folder) / f"error_{trainer.global_rank}.txt").write_text(str(error))
         raise
     torch.save(model.state_dict(), Path(folder) / f"rank_{trainer.global_rank}.pt")

@@ -11,7 +11,7 @@ from helpers.learning_cases import blocks, network_for, rates_for
 from helpers.plain_rules import largest_difference, learner_of
 from helpers.runs import fit, model
 from ksm_lightning.kernels import GaussianKernel
-from ksm_lightning.learning import Phase, Rates, acceleration
+from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, Rates, acceleration
 
 
 def test_a_failed_compilation_falls_back_with_a_warning(monkeypatch):
@@ -42,26 +42,107 @@ def test_a_cuda_graph_without_a_gpu_falls_back_with_a_warning():
     assert_close(module.network.W, plain.network.W)
 
 
-@pytest.mark.parametrize("n", [7, 64])
-def test_a_recorded_update_is_replayed_with_new_inputs(monkeypatch, n):
-    """Recording is replaced by keeping the work, to see which tensors a replay reads and writes."""
+class Graph:
+    """In place of a CUDA graph: replays the work on the tensors that were there when it was recorded."""
 
-    class Graph:
-        def __init__(self, work):
-            self.replay = work
+    made = 0
+
+    def __init__(self, work, state):
+        Graph.made += 1
+        self.work, self.memory = work, [value.data_ptr() for value in state]
+        self.state = state
+
+    def replay(self):
+        assert [value.data_ptr() for value in self.state] == self.memory, "a graph was replayed on memory that is gone"
+        self.work()
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """Recording is replaced by keeping the work, to see which tensors a replay reads and writes."""
 
     def record(work):
         for _ in range(3):
             work()  # as a real recording does; these updates must not take effect
-        return Graph(work)
+        accelerator = next(
+            cell.cell_contents for cell in work.__closure__ if isinstance(cell.cell_contents, acceleration.Accelerator)
+        )
+        return Graph(work, accelerator.state())
 
     monkeypatch.setattr(acceleration, "_record", record)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    Graph.made = 0
+    return Graph
+
+
+@pytest.mark.parametrize("n", [7, 64])
+def test_a_recorded_update_is_replayed_with_new_inputs(recordings, n):
     kernel, x = GaussianKernel(0.7), blocks(updates=60, batch=8)
     ours, theirs = (network_for(kernel, x, True, n) for _ in range(2))
     rates = Rates(0.01, 0.01, 0.03)
     learner_of(ours, rates, True, acceleration="cuda_graph").learn(x)
     learner_of(theirs, rates, True).learn(x)
+    assert largest_difference(ours, theirs) < 1e-9
+    assert recordings.made == 1
+
+
+def test_a_batch_of_another_shape_is_recorded_apart(recordings):
+    """The last batch of a loader without `drop_last`."""
+    kernel, x = GaussianKernel(0.7), blocks(updates=6, batch=8)
+    ours, theirs = (network_for(kernel, x, True) for _ in range(2))
+    for network, method in ((ours, "cuda_graph"), (theirs, "none")):
+        learner = learner_of(network, Rates(0.01, 0.01, 0.03), True, acceleration=method)
+        for block in (x[:3], x[3:, :5], x[:3]):
+            learner.learn(block)
+    assert recordings.made == 2
+    assert largest_difference(ours, theirs) < 1e-9
+
+
+@pytest.mark.parametrize("n", [7, 64])
+def test_recordings_are_dropped_when_the_network_moves(recordings, n):
+    kernel, x = GaussianKernel(0.7), blocks(updates=6, batch=8)
+    ours, theirs = (network_for(kernel, x, True, n) for _ in range(2))
+    for network, method in ((ours, "cuda_graph"), (theirs, "none")):
+        learner = learner_of(network, Rates(0.01, 0.01, 0.03), True, acceleration=method)
+        learner.learn(x)
+        made = recordings.made
+        learner.learn(x)
+        assert recordings.made == made  # nothing has moved
+        network.float().double()  # new memory, as by `cpu()` and `cuda()`
+        learner.learn(x)
+        if method == "cuda_graph":
+            assert recordings.made == 2 * made
+            assert learner._accelerator._versions
+            learner.drop_recordings()
+            assert not learner._accelerator._versions
+    assert largest_difference(ours, theirs) < 1e-6  # float() rounds
+
+
+def test_a_fit_leaves_no_recordings(recordings):
+    """They hold memory of the device, which `cpu()` at the end of a fit does not free."""
+    module = model(phases=[Phase(5)], acceleration="cuda_graph")
+    fit(module)
+    assert recordings.made >= 1
+    assert not module.learner._accelerator._versions
+
+
+@pytest.mark.parametrize("method", ["compile", "cuda_graph"])
+def test_step_sizes_are_uploaded_once_per_block(recordings, monkeypatch, method):
+    """Counted as tensors made of numbers on the host while 12 updates with decaying rates run."""
+    monkeypatch.setattr(torch, "compile", lambda step, **options: step)
+    kernel, x = GaussianKernel(0.7), blocks(updates=12, batch=8)
+    ours, theirs = (network_for(kernel, x, True, 64) for _ in range(2))
+    learner = Learner(ours, AdaptiveSchedule(20), stage="learning", acceleration=method)
+    learner.learn(x, 0)  # make the versions
+    made, tensor = [], torch.tensor
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "tensor", lambda *args, **options: made.append(args) or tensor(*args, **options))
+        learner.learn(x[:8], 12)
+    assert len(made) == 1
+    assert [row[2] for row in made[0][0]] == [learner.rates(update, 8).L for update in range(12, 20)]
+    plain = Learner(theirs, AdaptiveSchedule(20), stage="learning")
+    plain.learn(x, 0)
+    plain.learn(x[:8], 12)
     assert largest_difference(ours, theirs) < 1e-9
 
 

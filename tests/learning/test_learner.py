@@ -161,14 +161,15 @@ def test_the_start_is_exact_after_neurons_were_moved(rng):
 
 
 @pytest.mark.parametrize("init", ["data", "normal"])
-def test_the_start_is_computed_on_the_cpu_for_any_default_device(init):
+def test_the_start_is_computed_on_the_training_device_for_any_default_device(init):
     """Lightning calls ``configure_model`` with the training device as the default one."""
     from types import SimpleNamespace
 
     module = model(phases=None, in_features=None, init=init)
     module.__dict__["_trainer"] = SimpleNamespace(
-        datamodule=moons(), state=SimpleNamespace(fn="fit"), global_step=0, world_size=1
-    )
+        datamodule=moons(), state=SimpleNamespace(fn="fit"), global_step=0, world_size=1, is_global_zero=True,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )  # fmt: skip
     with torch.device("meta"):
         module.configure_model()
     assert {parameter.device.type for parameter in module.network.parameters()} == {"cpu"}

@@ -11,11 +11,15 @@ from helpers import plain_rules
 from helpers.kernels import KERNELS
 from helpers.learning_cases import blocks, network_for
 from helpers.plain_rules import compute_step, largest_difference, learner_of
-from helpers.runs import model
+from helpers.runs import model, moons, trainer
 from ksm_lightning.data import ArrayDataModule
 from ksm_lightning.kernels import GaussianKernel, PowerCosineKernel, make_kernel
 from ksm_lightning.learning import Rates
+from ksm_lightning.learning.exact import consolidate
+from ksm_lightning.learning.moments import similarity_moment
 from ksm_lightning.learning.responses import ResponseSolver
+from ksm_lightning.learning.schedule import Phase
+from ksm_lightning.runs.checkpoint import read_checkpoint
 
 
 @pytest.mark.parametrize("natural", [True, False], ids=["natural", "paper"])
@@ -74,9 +78,11 @@ def test_auto_tracks_with_many_neurons_and_small_steps(n, batch, step, tracks):
     assert bool(learner.responses.state_dict()) == tracks
 
 
-@pytest.mark.parametrize("change", ["invalidate", "finish", "balance", "move_idle_landmarks", "restore"])
+@pytest.mark.parametrize(
+    "change", ["invalidate", "finish", "balance", "move_idle_landmarks", "restore", "consolidate", "load"]
+)
 def test_a_changed_L_invalidates_the_tracked_inverse(change):
-    """Every way to change L through the Learner, and `invalidate` after a change elsewhere."""
+    """Every way to change L through the Learner, `invalidate` after a change elsewhere, and changes unknown to it."""
     kernel, x = PowerCosineKernel(3), blocks(updates=2, batch=8)
     net, rates = network_for(kernel, x, True, 64), Rates(0.001, 0.0, 0.02)
     learner = learner_of(net, rates, natural=True)
@@ -89,6 +95,10 @@ def test_a_changed_L_invalidates_the_tracked_inverse(change):
         learner.invalidate()
     elif change == "finish":
         learner.finish([points])
+    elif change == "consolidate":
+        consolidate(net, similarity_moment(kernel, [points], net.W))
+    elif change == "load":
+        net.load_state_dict({**net.state_dict(), "L": 2 * net.L.detach()})
     elif change == "restore":
         learner.restore(learner.snapshot())
     elif change == "balance":
@@ -102,6 +112,23 @@ def test_a_changed_L_invalidates_the_tracked_inverse(change):
     learner.learn(x[1:])
     plain_rules.update(theirs, x[1], rates, natural=True)
     assert largest_difference(net, theirs) < 1e-5
+
+
+def test_a_network_that_was_consolidated_by_hand_is_saved_and_continued_without_the_old_inverse(tmp_path):
+    """The inverse of the L before would give other responses, in the checkpoint and in a continued run."""
+    module, data = model(num_neurons=64, inverse="tracked", phases=[Phase(40, 0.01, 0.02, 0.01)]), moons(batch_size=8)
+    run = trainer()
+    run.fit(module, datamodule=data)
+    state = module.learner.responses.state_dict()
+    x = data.train_points.data
+    consolidate(module.network, similarity_moment(module.kernel, [x], module.network.W))
+    drive = module.network.q * module.kernel(x, module.network.W)
+    exact, stale = module(x), drive @ state["inverse"]
+    assert (stale - exact).norm() / exact.norm() > 0.05
+    run.save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
+    content = read_checkpoint(tmp_path / "x.ckpt")
+    assert torch.equal(content["state_dict"]["network.L"], module.network.L)
+    assert content["ksm_lightning"]["learner"]["inverse"] == {}
 
 
 def test_the_tracked_inverse_is_kept_if_no_landmark_moves():

@@ -401,9 +401,7 @@ def test_a_sample_that_is_too_large_is_refused_and_does_not_change_the_stream():
     stream.learn(points(50))
     rows = stream.reservoir.rows.clone()
     bad = torch.cat([points(2), torch.full((1, 2), 1e200, dtype=torch.float64)])
-    with pytest.raises(
-        ValueError, match=r"Sample 2 has values of up to 1\.0e\+200, whose powers are out of the range"
-    ):
+    with pytest.raises(ValueError, match=r"Sample 2 has values of up to 1\.0e\+200, whose powers are out of the range"):
         stream.learn(bad)
     assert stream.seen == 50
     assert torch.equal(stream.reservoir.rows, rows)

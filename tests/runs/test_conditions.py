@@ -1,5 +1,7 @@
 """Continuing with a Trainer from Python: on the same data only, with a warning about other batches."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -53,11 +55,22 @@ def test_fit_does_not_continue_with_another_scaling(path, tmp_path):
 
 
 def test_other_batches_and_processes_are_announced(path):
-    with pytest.warns(UserWarning, match="updates that it would have made: batch_size is 20 and was 16.$"):
+    were = r"it would have made: the points per update are 20 x 1 = 20 and were 16 x 1 = 16 \(batch_size x processes\)"
+    with pytest.warns(UserWarning, match=were):
         resume(path, moons(batch_size=20))
     changed(path, lambda content: content["ksm_lightning"]["training"].update(processes=2))
-    with pytest.warns(UserWarning, match="made: processes is 1 and was 2.$"):
+    with pytest.warns(UserWarning, match="the points per update are 16 x 1 = 16 and were 16 x 2 = 32"):
         resume(path, moons())
+
+
+def test_the_points_of_an_update_may_be_shared_by_another_number_of_processes(path):
+    """Two processes of 8 points become one of 16: the same updates, except for rounding, and no warning."""
+    changed(path, lambda content: content["ksm_lightning"]["training"].update(processes=2, batch_size=8))
+    assert conditions_of(read_checkpoint(path)).global_batch == 16
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert resume(path, moons()).global_step == 10
+    assert not [each for each in caught if "would have made" in str(each.message)]
 
 
 def test_a_loader_of_the_users_own_is_not_compared(path):

@@ -124,10 +124,10 @@ class _TwoRanks(SingleProcess):
 @pytest.mark.parametrize(
     ("own", "other", "agreed"),
     [
-        (None, [0, 0], None),
-        (None, [0, 1], signal.SIGTERM),
-        (signal.SIGTERM, [0, 0], signal.SIGTERM),
-        (signal.SIGINT, [0, 1], signal.SIGINT),
+        (None, [0, 0, 0], None),
+        (None, [0, 1, 0], signal.SIGTERM),
+        (signal.SIGTERM, [0, 0, 0], signal.SIGTERM),
+        (signal.SIGINT, [0, 1, 1], signal.SIGINT),
     ],
 )
 def test_processes_agree_on_one_signal(own, other, agreed):
@@ -135,6 +135,7 @@ def test_processes_agree_on_one_signal(own, other, agreed):
     assert flag.agree(_TwoRanks(other), CPU) is (agreed is not None)
     assert flag.agreed == agreed
     assert flag.number == own
+    assert flag.requeues == (other[2] == 1)
 
 
 # ---------------------------------------------------------------------- a run of `ksm fit`

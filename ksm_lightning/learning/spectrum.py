@@ -1,0 +1,74 @@
+"""The leading part of the spectrum of ``B = <b b^T>``, for networks too large for an eigen-decomposition of B."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ksm_lightning.kernels import Kernel, full_precision
+
+# Number of leading eigenvectors, passes over the sample that make them precise, and samples at once.
+_RANK, _PASSES, _BLOCK = 1024, 2, 4096
+
+
+class Spectrum(NamedTuple):
+    """A symmetric matrix ``rest I + U (values - rest) U^T``, where U are the leading eigenvectors."""
+
+    values: Tensor  # (r,), float64
+    vectors: Tensor  # U (n, r)
+    rest: Tensor  # the other n - r eigenvalues, which count as equal; ()
+
+    def shrunk(self, shrinkage: float) -> "Spectrum":
+        """The matrix moved towards a multiple of I with the same trace."""
+        mean = (self.values.sum() + self.rest * self.num_equal) / len(self.vectors)
+        values, rest = ((1 - shrinkage) * beta + shrinkage * mean for beta in (self.values, self.rest))
+        return Spectrum(values, self.vectors, rest)
+
+    @property
+    def num_equal(self) -> int:
+        """Number of eigenvalues that count as equal."""
+        return len(self.vectors) - len(self.values)
+
+    def dense(self) -> Tensor:
+        """The matrix (n, n), in the dtype of the vectors."""
+        matrix = (self.vectors * (self.values - self.rest).to(self.vectors)) @ self.vectors.mT
+        matrix.diagonal().add_(self.rest.to(matrix))
+        return matrix
+
+
+@torch.no_grad()
+def leading_spectrum(kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, rank: int = _RANK) -> Spectrum:
+    """The leading eigenvalues of ``B = <b b^T>`` for the drive ``b = q * f(x, W)``, by subspace iteration.
+
+    B itself is never formed: memory is that of matrices (n, rank) and (4096, n). The eigenvalues that remain count as
+    equal, so that the trace is that of B. The first subspace is random with a fixed seed.
+
+    Args:
+        kernel: The similarity.
+        x: A sample of the data (samples, m).
+        W: Landmarks (n, m).
+        q: Gains (n,).
+        rank: Number of leading eigenvalues r.
+    """
+    n = len(W)
+    first = torch.randn(n, min(rank, n), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    basis = torch.linalg.qr(first.to(W))[0]
+    blocks = torch.split(x.to(W), _BLOCK)
+    with full_precision(W.device):
+        for _ in range(_PASSES):
+            product = torch.zeros_like(basis)
+            for part in blocks:
+                drive = kernel(part, W) * q  # (block, n)
+                product.addmm_(drive.mT, drive @ basis)
+            basis = torch.linalg.qr(product)[0]
+        small = torch.zeros(basis.shape[1], basis.shape[1], dtype=torch.float64, device=W.device)
+        trace = small.new_zeros(())
+        for part in blocks:
+            drive = kernel(part, W) * q
+            seen = (drive @ basis).double()  # (block, rank)
+            small.addmm_(seen.mT, seen)
+            trace += drive.square().sum(dtype=torch.float64)
+        values, turn = torch.linalg.eigh(small / len(x))
+        values = values.clamp(min=0)
+        rest = (trace / len(x) - values.sum()).clamp(min=0) / max(1, n - len(values))
+        return Spectrum(values, basis @ turn.to(basis), rest)

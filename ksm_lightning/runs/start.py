@@ -1,0 +1,85 @@
+"""The start of a run: the first process chooses the first weights, on its device, and the others receive them."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksm_lightning.data import KSMDataModule
+from ksm_lightning.data.loaders import batches_of
+from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate_count
+from ksm_lightning.learning.learner import Stage
+from ksm_lightning.learning.training import REFINEMENT
+from ksm_lightning.network import DataInit, Initialiser, KSMNetwork, NormalInit
+from ksm_lightning.runs.processes import on_first_process
+from ksm_lightning.runs.run_state import StoppableModule
+
+
+class StartingModule(StoppableModule):
+    """A LightningModule that places its landmarks and starts its learner, see :class:`~ksm_lightning.learning.Learner`.
+
+    The start takes up to minutes and is not split between processes, so one of them decides and the others wait. An
+    error there is raised on every process.
+    """
+
+    network: KSMNetwork
+    learner: Learner
+    schedule: Schedule
+
+    def use_network(self, network: KSMNetwork, stage: Stage | None = None) -> None:
+        """Make this the network of the module, with a learner of its own."""
+        raise NotImplementedError
+
+    def place_and_start(self, data: KSMDataModule) -> None:
+        """Build the network if it has no landmarks yet, and start the adaptive schedule, with points of the data."""
+        is_unplaced, is_natural = self.learner.stage == "unplaced", self.schedule.is_natural
+        self.hparams["in_features"] = data.in_features
+        hyper, device = HyperParameters.of(self.hparams), self.trainer.strategy.root_device
+        # A generator of its own: how far the global one has advanced depends on the strategy.
+        generator = torch.Generator().manual_seed(torch.initial_seed())
+
+        def build(init: Initialiser | None) -> None:
+            self.use_network(hyper.make_network(data.in_features, init, generator).to(device))
+            self.learner.set_kernel_for(self.trainer.global_step)
+
+        def choose() -> float:
+            starts_at_data = is_unplaced and hyper.init == "data"
+            candidates = None
+            if starts_at_data or is_natural:
+                count = candidate_count(self.hparams["num_landmarks"], is_natural, data.in_features)
+                candidates = data.random_points(count, generator)
+            if is_unplaced:
+                iterations = REFINEMENT if is_natural else 0
+                build(DataInit(candidates, iterations) if starts_at_data and candidates is not None else None)
+            if self.learner.stage == "unstarted" and candidates is not None:
+                self._start_alone(candidates.to(self.network.to(device).W))
+            return self.network.ridge
+
+        if is_unplaced and not self.trainer.is_global_zero:
+            build(NormalInit())  # until the weights of the first process come
+        self._take_over(on_first_process(self.trainer, choose))
+
+    def ensure_started(self, batch: Any) -> None:
+        """Start the adaptive schedule from the first block or batch, if no datamodule of this package did before."""
+        if self.learner.stage == "unstarted":
+            x = self.learner.collectives.gather(batches_of(batch).flatten(0, 1)).to(self.network.W)
+            self._take_over(on_first_process(self.trainer, partial(self._start_alone, x)))
+
+    def _start_alone(self, x: Tensor) -> float:
+        """Start the learner of this process while the others wait; returns the ridge."""
+        self.learner.start(x)
+        return self.network.ridge
+
+    def _take_over(self, ridge: float) -> None:
+        """Learn on with the ridge and the weights of the first process."""
+        self.network.ridge = self.hparams["ridge"] = ridge
+        self.learner.stage = "learning"
+        self.share_weights()
+
+    def share_weights(self) -> None:
+        """Replace the weights by those of the first process. A tracked inverse stays: it is that of equal weights."""
+        collectives = self.learner.collectives
+        if collectives.size > 1:
+            for parameter in self.network.parameters():
+                parameter.data.copy_(collectives.broadcast(parameter.data))
