@@ -192,8 +192,9 @@ def claimed(path: Path, advice: str) -> Iterator[None]:
         raise BlockingIOError(f"{path} is being written by {holder or 'another process'}: {advice}")
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {platform.node()} since {since}\n".encode())
+        with naming_errors(path):
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {platform.node()} since {since}\n".encode())
         yield
     finally:
         with suppress(OSError):

@@ -71,13 +71,16 @@ def _derived(base: type, **attributes: Any) -> type:
     return type(base.__name__, (base,), {"__module__": base.__module__, **attributes})
 
 
-def after_signal_registration(trainer: "L.Trainer", action: "Callable[[], object]") -> None:
-    """Call ``action`` each time the trainer has registered its signal handlers, which it does before it runs a loop.
+def after_signal_registration(trainer: "L.Trainer", action: "Callable[[], object] | None") -> None:
+    """Call ``action`` each time the trainer has registered its signal handlers, before it runs a loop; None ends this.
 
     Reason: Lightning's handler of SIGTERM writes to the log and, with several processes, waits for a broadcast inside
     the handler, so it has to be replaced at once. The first public hook after it comes later, after a barrier.
     """
     connector = trainer._signal_connector
+    connector.__dict__.pop("register_signal_handlers", None)
+    if action is None:
+        return
 
     def register() -> None:
         type(connector).register_signal_handlers(connector)

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from ksm_lightning.kernels import Kernel, make_kernel, random_subset
 from ksm_lightning.learning import Stream, check_range, tight_updates, train_on_few
+from ksm_lightning.learning.stream import check_half_life
 from ksm_lightning.learning.training import BATCH_SIZES
 from ksm_lightning.network import Bound, KSMNetwork, check_bound
 from ksm_lightning.network.raw_input import is_finite
@@ -185,7 +186,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 f"`half_life` must be a number of samples, or None to forget nothing, got {self.half_life!r}."
             )
         check_readout(self.readout)
-        self._sizes()
+        check_half_life(self.half_life, self._sizes()[1])
         params = dict(self.kernel_params or {})
         if isinstance(self.kernel, Kernel):
             return self.kernel.with_params(**params)

@@ -206,6 +206,19 @@ def test_an_action_follows_the_registration_of_signal_handlers():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_the_action_after_the_registration_can_be_removed():
+    trainer, calls = lightning.Trainer(logger=False, enable_checkpointing=False), []
+    private_apis.after_signal_registration(trainer, lambda: calls.append(1))
+    private_apis.after_signal_registration(trainer, None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        trainer._signal_connector.register_signal_handlers()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert calls == []
+
+
 def test_ddp_names_how_it_starts_its_processes():
     expected = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
     runs = {name: lightning.Trainer(accelerator="cpu", devices=2, strategy=name, logger=False) for name in expected}

@@ -726,3 +726,9 @@ def test_a_stream_without_samples_is_not_fitted():
         small().transform(np.ones((1, 2)))
     with pytest.raises(ValueError, match=r"0 sample\(s\)"):
         small().partial_fit(np.ones((0, 2)))
+
+
+def test_a_half_life_that_is_too_short_is_refused_before_anything_is_learned(monkeypatch):
+    monkeypatch.setattr("ksm_lightning.sklearn.train_on_few", lambda *args, **options: pytest.fail("it learned"))
+    with pytest.raises(ValueError, match="at least the number of landmarks, 12"):
+        KSMTransformer(8, half_life=5).fit(np.random.RandomState(0).randn(50, 2))

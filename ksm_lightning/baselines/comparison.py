@@ -28,6 +28,7 @@ from ksm_lightning.files import claimed, write_array, write_text
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.kernels.pairs import random_subset
 from ksm_lightning.learning.schedule import make_schedule
+from ksm_lightning.learning.units import check_range
 from ksm_lightning.network.initialisation import NormalInit
 
 OnStep = Callable[[str, int, int], object]
@@ -91,6 +92,7 @@ class Comparison:
             raise ValueError(
                 f"`sizes` must be between 1 and {len(self.scored)} (the scored points), got {list(self.sizes)}."
             )
+        check_range(self.kernel, self.scored)
         largest = float(self.kernel.diag(self.scored.double()).max())
         if not largest**2 * len(self.scored) < torch.finfo(self.x.dtype).max:
             raise ValueError(

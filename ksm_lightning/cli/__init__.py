@@ -15,6 +15,14 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: Command-line arguments. Default: those of the process.
     """
+    try:
+        _run(args)
+    except KeyboardInterrupt:  # also while the imports take their seconds
+        print("ksm: stopped.", file=sys.stderr)
+        sys.exit(130)
+
+
+def _run(args: Sequence[str] | None) -> None:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from ksm_lightning.cli.own_commands import OWN_COMMANDS, run_own_command
@@ -27,9 +35,6 @@ def main(args: Sequence[str] | None = None) -> None:
             run_own_command(given[0], given[1:])
         else:
             _run_lightning_command(None if args is None else given)
-    except KeyboardInterrupt:
-        print("ksm: stopped.", file=sys.stderr)
-        sys.exit(130)
     except Exception as error:
         if os.environ.get("KSM_DEBUG"):
             raise
@@ -46,7 +51,8 @@ def _run_lightning_command(args: list[str] | None) -> None:
     try:
         KSMCLI(args)
     except Interrupted as interruption:
-        print(f"ksm: {interruption}", file=sys.stderr)
+        if str(interruption):  # the first process speaks for all
+            print(f"ksm: {interruption}", file=sys.stderr)
         sys.exit(interruption.exit_code)
 
 

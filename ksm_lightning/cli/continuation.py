@@ -48,9 +48,9 @@ def use_conditions(options: dict[str, Any], given: Mapping[str, Any], content: d
     """
     saved = conditions_of(content, f"The checkpoint {path}")
     seed = given.get("seed_everything")
-    if seed is None:
+    if seed is None or seed is False:
         options["seed_everything"] = saved.seed if saved.seed < _MAX_SEED else False
-    elif seed is not False and (seed is True or seed != saved.seed):  # False: no seed is set, so none has changed
+    elif seed is True or seed != saved.seed:
         _refuse(path, "seed_everything", saved.seed, seed)
     arguments = options["data"].get("init_args") or {}
     chosen = (given.get("data") or {}).get("init_args") or {}

@@ -10,6 +10,7 @@ from ksm_lightning.network.preprocessing import ROWS_AT_ONCE
 
 # Points up to this number of bytes in float32 are hashed completely; of larger data, blocks of this size in total.
 _WHOLE, _SAMPLED, _BLOCKS = 2**28, 2**26, 256
+_LARGE_OFFSET = 1e4
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Fingerprint:
 
     The hash is over the values in float32, in which the network computes. So the same numbers have the same fingerprint
     in a file of another format or dtype, and generated points keep theirs if another machine rounds the last digit of a
-    float64 differently.
+    float64 differently. Data with an offset of more than 10,000 times its spread is hashed relative to its first row.
     """
 
     num_points: int
@@ -39,11 +40,18 @@ class Fingerprint:
         """
         digest = hashlib.sha256()
         num_points, num_features = x.shape
-        for start, stop in _blocks(num_points, num_features):
-            with np.errstate(over="ignore"):
-                rows = np.ascontiguousarray(x[start:stop], dtype="<f4")
-            digest.update(rows.data)
+        with np.errstate(over="ignore", invalid="ignore"):
+            offset = _offset(np.asarray(x[:1000], dtype=np.float64))
+            for start, stop in _blocks(num_points, num_features):
+                rows = x[start:stop] if offset is None else np.asarray(x[start:stop], dtype=np.float64) - offset
+                digest.update(np.ascontiguousarray(rows, dtype="<f4").data)
         return cls(num_points, num_features, digest.hexdigest())
+
+
+def _offset(x: np.ndarray) -> np.ndarray | None:
+    """The first row of the rows (samples, m), if float32 cannot tell the others from it; None otherwise."""
+    spread = np.abs(x - x[:1]).max(initial=0.0)
+    return x[:1] if np.abs(x[:1]).max(initial=0.0) > _LARGE_OFFSET * spread > 0 else None
 
 
 def _blocks(num_points: int, num_features: int) -> Iterator[tuple[int, int]]:

@@ -33,6 +33,15 @@ _ADVANTAGE = 3.0
 _FEW = 4
 
 
+def check_half_life(half_life: float | None, num_landmarks: int) -> None:
+    """Raise ValueError if so few samples cannot determine the landmarks, or nothing would be forgotten."""
+    if half_life is not None and not num_landmarks <= half_life < math.inf:
+        raise ValueError(
+            f"`half_life` must be a finite number, at least the number of landmarks, {num_landmarks}, which fewer "
+            f"samples cannot determine, got {half_life}; None forgets nothing."
+        )
+
+
 class Reservoir:
     """A sample without repetition of the rows that were added: uniform, or with more of the recent ones.
 
@@ -115,11 +124,7 @@ class Stream:
         self.num_neurons = num_neurons
         self.bound = bound
         self.num_landmarks = num_landmarks or num_neurons
-        if half_life is not None and not self.num_landmarks <= half_life < math.inf:
-            raise ValueError(
-                f"`half_life` must be at least the number of landmarks, {self.num_landmarks}, which fewer samples "
-                f"cannot determine, got {half_life}."
-            )
+        check_half_life(half_life, self.num_landmarks)
         self.batch_size = batch_size
         self.half_life = half_life
         self.seed = seed

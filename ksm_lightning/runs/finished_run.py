@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import jsonargparse
 
-from ksm_lightning.data import KSMDataModule
+from ksm_lightning.data import CroppedMNISTDataModule, KSMDataModule
 from ksm_lightning.runs.checkpoint import preprocessing_of, read_checkpoint
 from ksm_lightning.runs.yaml_config import read_config
 
@@ -95,7 +95,10 @@ class FinishedRun:
             data: A datamodule to use instead of the one that the configuration describes, which must be one of this
                 package, or of a module that is imported already.
         """
-        data = self._make_data() if data is None else data
+        if data is None:
+            data = self._make_data()
+            if isinstance(data, CroppedMNISTDataModule):
+                data.download = False  # a run folder does not choose where files are written
         preprocessing = preprocessing_of(self.checkpoint, f"The checkpoint {self.checkpoint_path}")
         if preprocessing is not None:
             data.use(preprocessing)

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.data.loaders import batches_of
-from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate_count
+from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate_count, check_range
 from ksm_lightning.learning.learner import Stage
 from ksm_lightning.learning.training import REFINEMENT
 from ksm_lightning.network import DataInit, Initialiser, KSMNetwork, NormalInit
 from ksm_lightning.runs.processes import on_first_process
 from ksm_lightning.runs.run_state import StoppableModule
+
+_CHECKED = 1000  # points that show whether the kernel is in the range of their dtype
 
 
 class StartingModule(StoppableModule):
@@ -44,6 +46,7 @@ class StartingModule(StoppableModule):
             self.learner.set_kernel_for(self.trainer.global_step)
 
         def choose() -> float:
+            check_range(hyper.make_kernel(), data.random_points(_CHECKED, torch.Generator().manual_seed(0)))
             starts_at_data = is_unplaced and hyper.init == "data"
             candidates = None
             if starts_at_data or is_natural:

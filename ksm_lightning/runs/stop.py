@@ -146,6 +146,7 @@ class SignalStop(Callback):
         after_signal_registration(trainer, lambda: handle_by(self.flag, requeue_by))
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        after_signal_registration(trainer, None)  # the trainer may run another module next
         # A signal that came after the last point at which the flag was read.
         if not self.flag.is_owned and trainer.world_size == 1:
             self.flag.agreed = self.flag.number

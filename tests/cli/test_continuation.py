@@ -96,7 +96,7 @@ def test_seeds_of_batches_and_seeds_that_lightning_refuses_are_recorded_as_they_
     content = read_checkpoint("runs/ksm/version_0/checkpoints/last.ckpt")
     large = 2**40
     for run, batches, given, recorded in (
-        (7, 7, None, (7, None)), (7, 5, None, (7, 5)), (large, large, None, (False, large)), (7, 0, False, (False, 0))
+        (7, 7, None, (7, None)), (7, 5, None, (7, 5)), (large, large, None, (False, large)), (7, 0, False, (7, 0))
     ):  # fmt: skip
         content["ksm_lightning"]["training"]["seed"], content["ArrayDataModule"]["seed"] = run, batches
         options = {

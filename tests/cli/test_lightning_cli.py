@@ -305,3 +305,14 @@ def test_one_gpu_is_used_unless_more_are_asked_for(monkeypatch):
         "8 x cuda with 64 points per device and 512 per update",
         "8 x cuda with 8 points per device and 64 per update",
     ]
+
+
+@pytest.mark.parametrize(
+    "options", [FEW, ["--config", HALF_MOONS], ["--config", HALF_MOONS, "--model.bound=tight"]],
+    ids=["phases", "adaptive", "tight"],
+)  # fmt: skip
+def test_a_width_out_of_range_is_refused_in_one_sentence(capsys, options):
+    """It was "value cannot be converted to type float without overflow"."""
+    sentence = refused(capsys, "fit", *options, "--model.kernel_params.sigma=1e-30")
+    assert "GaussianKernel(sigma=1e-30) is out of the range of torch.float32" in sentence
+    assert not list(Path("runs").rglob("version_*"))

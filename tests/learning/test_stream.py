@@ -538,7 +538,7 @@ def test_a_forgetful_stream_is_revised_for_ever(monkeypatch):
 
 @pytest.mark.parametrize("half_life", [7, 0, -1, math.nan, math.inf])
 def test_an_impossible_half_life_is_refused(half_life):
-    with pytest.raises(ValueError, match="`half_life` must be at least the number of landmarks, 8"):
+    with pytest.raises(ValueError, match="`half_life` must be a finite number, at least the number of landmarks, 8"):
         Stream(GaussianKernel(), 8, half_life=half_life)
 
 
