@@ -92,13 +92,13 @@ class Comparison:
             raise ValueError(
                 f"`sizes` must be between 1 and {len(self.scored)} (the scored points), got {list(self.sizes)}."
             )
-        check_range(self.kernel, self.scored)
         largest = float(self.kernel.diag(self.scored.double()).max())
         if not largest**2 * len(self.scored) < torch.finfo(self.x.dtype).max:
             raise ValueError(
                 f"Similarities up to {largest:.1e} exceed the range of {self.x.dtype}: scale the data "
                 "(--data.scaling=global or feature) or the kernel."
             )
+        check_range(self.kernel, self.scored)
         # Errors that a fit would raise are raised before the folder is created.
         make_schedule(self.phases, self.updates)
         if self.init_scale is not None:

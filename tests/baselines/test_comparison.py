@@ -479,6 +479,12 @@ def test_similarities_beyond_the_range_of_the_dtype_are_refused():
     assert kernel_nrmse(kernel, x, torch.zeros(50, 2)).isnan().all()
 
 
+def test_a_width_out_of_the_range_of_the_dtype_is_refused():
+    with pytest.raises(ValueError, match=r"GaussianKernel\(sigma=1e-30\) is out of the range of torch\.float32"):
+        Comparison(make_kernel("gaussian", sigma=1e-30), torch.rand(50, 4), Path("out"), [2], ["nystroem_uniform"])
+    assert not Path("out").exists()
+
+
 def test_the_registry_creates_every_method_with_its_options():
     options = NetworkOptions(updates=50, fourier_features=3)
     for name, method in METHODS.items():
