@@ -198,7 +198,7 @@ def claimed(path: Path, advice: str) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            lock.unlink()  # while it is locked: whoever opened it before finds out that it is gone
+            lock.unlink()  # while it is locked, so that a process that has opened it sees that it is gone
         os.close(descriptor)
 
 

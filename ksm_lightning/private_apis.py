@@ -47,8 +47,8 @@ def log_by_updates(trainer: "L.Trainer") -> None:
     Callbacks such as LearningRateMonitor log after a block of updates that contains a multiple of
     ``log_every_n_steps``.
 
-    Reason: Lightning counts calls of ``training_step`` for both, here blocks of updates, and reads these counts where
-    there is no hook. A metric called ``step`` changes the axis too, but also the ``{step}`` of ``ModelCheckpoint``.
+    Reason: Lightning counts calls of ``training_step`` for both, here blocks of updates, and reads these counts without
+    calling a hook. A metric called ``step`` changes the axis too, but also the ``{step}`` of ``ModelCheckpoint``.
     """
     loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
     if hasattr(connector, "block"):

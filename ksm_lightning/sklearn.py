@@ -277,7 +277,7 @@ class _LazyEncoder:
     def features(self) -> LandmarkFeatures:
         """Its features."""
         if isinstance(self.source, Stream):
-            found = self.source.features(self.readout)
+            found = self.source.features(self.readout, self.network)
         else:
             found = LandmarkFeatures.of(self.source, self.readout, self.sample)
         missing = self.count - found.M.shape[1]

@@ -51,11 +51,8 @@ def model(
         )
 
 
-@pytest.mark.parametrize("inverse", ["exact", "tracked"])
-@pytest.mark.parametrize("phases", [None, [Phase(100)]], ids=["adaptive", "phases"])
-def test_updates_stay_on_the_device_and_do_not_synchronise(fake_cuda, spec, phases, inverse):
-    """A block of three updates for every kernel; the last one is observed for the log."""
-    learner = model(spec[0], phases, inverse=inverse, **spec[1]).learner
+def learn_on_the_device(learner):
+    """Three updates, of which the last one is observed; everything that it sees and changes must be on the device."""
     (block,) = UpdateLoader(Points(on_cuda(50, 4), device=CUDA), batch_size=8, updates_per_epoch=3)
     assert block.x.device == CUDA
     observed = []
@@ -65,6 +62,14 @@ def test_updates_stay_on_the_device_and_do_not_synchronise(fake_cuda, spec, phas
     assert (made, len(observed)) == (3, 1)
     values = [*observed[0].energy, *observed[0].gradient_norms, observed[0].smallest_gain, observed[0].condition]
     assert {value.device for value in (*values, learner.health(), *learner.network.parameters())} == {CUDA}
+
+
+@pytest.mark.parametrize("inverse", ["exact", "tracked"])
+@pytest.mark.parametrize("phases", [None, [Phase(100)]], ids=["adaptive", "phases"])
+def test_updates_stay_on_the_device_and_do_not_synchronise(fake_cuda, spec, phases, inverse):
+    """A block of three updates for every kernel; the last one is observed for the log."""
+    learner = model(spec[0], phases, inverse=inverse, **spec[1]).learner
+    learn_on_the_device(learner)
     if inverse == "tracked" and phases:
         assert learner.responses.state_dict()["inverse"].device == CUDA
 
@@ -73,14 +78,7 @@ def test_updates_stay_on_the_device_and_do_not_synchronise(fake_cuda, spec, phas
 @pytest.mark.parametrize("inverse", ["exact", "tracked"])
 def test_tight_updates_stay_on_the_device_and_do_not_synchronise(fake_cuda, spec, inverse, num_landmarks):
     learner = model(spec[0], None, inverse, "tight", num_landmarks, **spec[1]).learner
-    (block,) = UpdateLoader(Points(on_cuda(50, 4), device=CUDA), batch_size=8, updates_per_epoch=3)
-    observed = []
-    made = learner.learn(
-        block.x, observe=lambda update: update == 2, on_observation=lambda _, seen, __: observed.append(seen)
-    )
-    assert (made, len(observed)) == (3, 1)
-    values = [*observed[0].energy, *observed[0].gradient_norms, observed[0].smallest_gain, observed[0].condition]
-    assert {value.device for value in (*values, learner.health(), *learner.network.parameters())} == {CUDA}
+    learn_on_the_device(learner)
     state = learner.state_dict()["rule"]
     assert (state["mean"].device, state["square"].device, state["steps"]) == (CUDA, CUDA, 3)
 

@@ -46,13 +46,14 @@ def _run(args: Sequence[str] | None) -> None:
 
 
 def _run_lightning_command(args: list[str] | None) -> None:
+    from lightning.pytorch.utilities import rank_zero_only
+
     from ksm_lightning.cli.lightning_cli import KSMCLI, Interrupted
 
     try:
         KSMCLI(args)
     except Interrupted as interruption:
-        if str(interruption):  # the first process speaks for all
-            print(f"ksm: {interruption}", file=sys.stderr)
+        rank_zero_only(print)(f"ksm: {interruption}", file=sys.stderr)
         sys.exit(interruption.exit_code)
 
 

@@ -304,8 +304,6 @@ class KSMCLI(LightningCLI):
         return OSError(f"The run folder {logger.log_dir} could not be written: {error.strerror}.")
 
     def _interruption(self) -> str:
-        if not self.trainer.is_global_zero:
-            return ""
         stopped, logger = f"stopped at update {self.trainer.global_step:,}", self.trainer.logger
         if (path := self.model.run_state.stop.requeued_from) is not None:
             return f"{stopped}; SLURM has requeued the job, which will continue from {path}."

@@ -20,9 +20,8 @@ from ksm_lightning.learning.moments import SimilarityMoment, similarity_moment
 from ksm_lightning.learning.spectrum import Spectrum, leading_spectrum
 from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
+from ksm_lightning.network.landmark_error import MANY_LANDMARKS
 from ksm_lightning.network.readout import FEATURE_LIMIT
-
-_MANY = 2048  # neurons beyond which `balance` decomposes the leading part of a matrix only
 
 
 def lateral_eigenvalues(beta: Tensor, ridge: float) -> Tensor:
@@ -66,7 +65,10 @@ def optimal_scale(G: Tensor, self_similarity: Tensor) -> Tensor:
     ``G = <k k^T>`` (n, n) is measured at gain 1. At other gains it is ``<b b^T>``, ``self_similarity`` (n,) includes
     their squares, and c multiplies them.
     """
-    eigenvalues = torch.linalg.eigvalsh(G.double()).clamp_(min=0)
+    return _scale_of(torch.linalg.eigvalsh(G.double()).clamp_(min=0), self_similarity)
+
+
+def _scale_of(eigenvalues: Tensor, self_similarity: Tensor) -> Tensor:
     ratio: Tensor = (eigenvalues ** (2 / 3)).sum() / self_similarity.double().sum()
     return ratio**1.5
 
@@ -165,7 +167,7 @@ def balance(network: KSMNetwork, x: Tensor, shrinkage: float = 0.0) -> None:
             small sample does not show then count as ordinary ones; otherwise the next batch gets ``1 / ridge`` there.
     """
     kernel = network.kernel
-    if network.num_neurons > _MANY and not isinstance(network, TightNetwork):
+    if network.num_neurons > MANY_LANDMARKS and not isinstance(network, TightNetwork):
         _balance_many(network, x, shrinkage)
         return
     moment = similarity_moment(kernel, [x], network.W)
@@ -190,8 +192,7 @@ def _balance_many(network: KSMNetwork, x: Tensor, shrinkage: float) -> None:
     if not found.values[-1] > 0:
         return
     eigenvalues = torch.cat([found.values, found.rest.expand(found.num_equal)])
-    total = (network.q.double().square() * kernel.diag(network.W).double()).sum()
-    c = ((eigenvalues ** (2 / 3)).sum() / total) ** 1.5
+    c = _scale_of(eigenvalues, network.q.double().square() * kernel.diag(network.W))
     set_scale(kernel, network.W, network.q, c)
     values, rest = (lateral_eigenvalues(c * c * beta, ridge) for beta in (found.values, found.rest))
     network.L.copy_(Spectrum(values, found.vectors, rest).dense())

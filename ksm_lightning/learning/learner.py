@@ -20,7 +20,7 @@ from ksm_lightning.learning.responses import Inverse, ResponseSolver
 from ksm_lightning.learning.rules import Responses
 from ksm_lightning.learning.schedule import Rates, Schedule
 from ksm_lightning.learning.tight_rule import make_rule
-from ksm_lightning.learning.units import judge_count, natural_ridge, sample_size, start_count
+from ksm_lightning.learning.units import judge_count, natural_ridge, sample_size, shrinkage_for, start_count
 from ksm_lightning.network import KSMNetwork, TightNetwork
 from ksm_lightning.network.landmark_error import LandmarkError
 
@@ -87,7 +87,7 @@ class Learner:
             network.ridge = natural_ridge(network.kernel, x, network.num_neurons, network.bound)
         self._move_if_better(x[: sample_size(p)], LandmarkError(network.kernel, x[-judge_count(p) :]), most=p)
         x = x[: start_count(p)]
-        self.balance(x, p / (p + len(x)))
+        self.balance(x, shrinkage_for(p, len(x)))
         self.stage = "learning"
 
     def learn(
@@ -155,7 +155,7 @@ class Learner:
         """Move landmarks that explain nothing of a sample (samples, m), see :func:`~.relocation.relocate`."""
         moved = relocate(self.network, x, **options)
         if moved and self._is_tight:
-            self.balance(x, self.network.num_landmarks / (self.network.num_landmarks + len(x)))
+            self.balance(x, shrinkage_for(self.network.num_landmarks, len(x)))
         elif moved:
             self.invalidate()
         return moved

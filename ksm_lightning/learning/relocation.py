@@ -260,13 +260,13 @@ def relocate(
         moves = _of_first(moves, n, collectives)
     if not moves:
         return 0
+    neurons, points = (torch.tensor(list(each), device=x.device) for each in (moves, moves.values()))
+    positions = x[points].to(network.W)
     if isinstance(network, TightNetwork):
-        _move(network, x, moves)
+        _move(network, neurons, positions)
         return len(moves)
     gain = (network.q.square() * kernel.diag(network.W)).double().mean()
     inhibition = network.L.diagonal().median()
-    neurons = torch.tensor(list(moves), device=x.device)
-    positions = x[torch.tensor(list(moves.values()), device=x.device)].to(network.W)
     ratio = gain / kernel.diag(positions).double().clamp(min=torch.finfo(torch.float32).tiny)
     if not gain > 0:  # all neurons are silent: the first active ones keep their own length
         ratio = torch.ones_like(ratio)
@@ -289,11 +289,9 @@ def _of_first(moves: dict[int, int], n: int, collectives: Collectives) -> dict[i
     return {neuron: point for neuron, point in enumerate(collectives.broadcast(points).tolist()) if point >= 0}
 
 
-def _move(network: TightNetwork, x: Tensor, moves: dict[int, int]) -> None:
-    """Move landmarks to points; where lengths act as gains, they get the mean length of all landmarks."""
+def _move(network: TightNetwork, landmarks: Tensor, positions: Tensor) -> None:
+    """Move landmarks (moved,) to positions (moved, m). Where lengths act as gains, they get the mean length of all."""
     kernel, W = network.kernel, network.W
-    landmarks = torch.tensor(list(moves), device=x.device)
-    positions = x[torch.tensor(list(moves.values()), device=x.device)].to(W)
     if kernel.is_homogeneous and kernel.degree is not None:
         ratio = kernel.diag(W).double().mean() / kernel.diag(positions).double().clamp(min=torch.finfo(W.dtype).tiny)
         positions = positions * (ratio.clamp(min=torch.finfo(W.dtype).tiny) ** (0.5 / kernel.degree)).to(W)[:, None]

@@ -220,10 +220,16 @@ class AdaptiveSchedule(Schedule):
         return self.updates
 
     def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
-        left = max(0.0, 1 - update / self.updates) / (1 - self._HOLD)
-        largest = min(self._LARGEST, self._STEP_L * batch / (num_neurons + self._MARGIN * batch))
-        step = largest * (self._FINAL + (1 - self._FINAL) * min(1.0, left))
+        step = self._largest_step(num_neurons, batch) * self._decayed(update, self._FINAL)
         return Rates(self._RATIO * step, self._RATIO * step, step)
+
+    def _largest_step(self, num_neurons: int, batch: int) -> float:
+        return min(self._LARGEST, self._STEP_L * batch / (num_neurons + self._MARGIN * batch))
+
+    def _decayed(self, update: int, final: float) -> float:
+        """1 at first, then a linear decrease to ``final`` at the end of the run."""
+        left = min(1.0, max(0.0, 1 - update / self.updates) / (1 - self._HOLD))
+        return final + (1 - final) * left
 
     def relocates_before(self, update: int) -> bool:
         return update in self._relocations
@@ -256,10 +262,8 @@ class TightSchedule(AdaptiveSchedule):
         self._relocations = frozenset(round(updates * (index + 0.5) / searches) for index in range(searches))
 
     def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
-        left = min(1.0, max(0.0, 1 - update / self.updates) / (1 - self._HOLD))
-        largest = min(self._LARGEST, self._STEP_L * batch / (num_neurons + self._MARGIN * batch))
-        step = largest * (self._FINAL_Q + (1 - self._FINAL_Q) * left)
-        return Rates(self._STEP_W * (self._FINAL + (1 - self._FINAL) * left), step, step)
+        step = self._largest_step(num_neurons, batch) * self._decayed(update, self._FINAL_Q)
+        return Rates(self._STEP_W * self._decayed(update, self._FINAL), step, step)
 
 
 _WARM_UP = Phase(1_000, 0.01, 0.0, 0.1, kernel_params={"alpha": 1})

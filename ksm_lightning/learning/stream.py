@@ -14,7 +14,7 @@ from ksm_lightning.learning.exact import balance, limit_responses
 from ksm_lightning.learning.learner import Learner
 from ksm_lightning.learning.stream_schedule import StreamSchedule, TightStreamSchedule, lifetime
 from ksm_lightning.learning.training import network_at, train_on_few
-from ksm_lightning.learning.units import check_range, sample_size
+from ksm_lightning.learning.units import check_range, sample_size, shrinkage_for
 from ksm_lightning.network import Bound, KSMNetwork
 from ksm_lightning.network.landmark_error import LandmarkError
 from ksm_lightning.network.readout import LandmarkFeatures, limit_readout, readout_matrix, with_landmarks
@@ -66,7 +66,7 @@ class Reservoir:
             self.rows = torch.cat([self.rows.to(x), x[:free]]) if len(self.rows) else x[:free].clone()
             self.seen += len(x[:free])
             x = x[free:]
-        # A row is one of so many, and each of them is as likely to be in the sample.
+        # The number of rows that are as likely as this one to be in the sample.
         among = np.minimum(self.seen + 1 + np.arange(len(x)), self._lifetime)
         slots = (self._random.random_sample(len(x)) * among).astype(np.int64)
         kept = np.flatnonzero(slots < self.capacity)
@@ -166,8 +166,7 @@ class Stream:
 
         Up to p different samples it has only as many landmarks as there are. Raises ValueError without a sample.
         """
-        if self._trained is not None:
-            self._continue_with(copy.deepcopy(self._trained))
+        self._continue_trained()
         if self._learner is not None:
             return self._learner.network
         if not self._placed:
@@ -181,29 +180,32 @@ class Stream:
         No response exceeds ``|y|^2 = 2 f(x, x)``, also to a point that the remembered samples do not show.
         """
         network = copy.deepcopy(self.network)
-        if self._are_worse(network.W):
-            assert self._known is not None
-            self._known.restore(network)
+        if (better := self._better_than(network.W)) is not None:
+            better.restore(network)
         balance(network, self.reservoir.rows)
         limit_responses(network)
         return network
 
-    def features(self, readout: str) -> LandmarkFeatures:
+    def features(self, readout: str, network: KSMNetwork | None = None) -> LandmarkFeatures:
         """The features of :meth:`settled` by a readout, as :meth:`~.LandmarkFeatures.of`, with ``|y|^2 <= 2 f(x, x)``.
 
         The sample that a readout is fitted to contains the landmarks: a rare value that one of them lies on may have
         left the remembered samples.
+
+        Args:
+            readout: One of :data:`~ksm_lightning.network.readout.READOUTS`.
+            network: The result of :meth:`settled`, if it is known already.
         """
-        network = self.settled()
-        W, sample = network.W.detach(), with_landmarks(self.kernel, network.W.detach(), self.reservoir.rows)
+        network = self.settled() if network is None else network
+        W = network.W.detach()
+        sample = with_landmarks(self.kernel, W, self.reservoir.rows)
         M = limit_readout(self.kernel, W, readout_matrix(network, readout, sample))
         return LandmarkFeatures(self.kernel, W.double(), M)
 
     def learn(self, x: Tensor) -> None:
         """Learn from more samples (samples, m), finite, in their order. Too large ones raise ValueError first."""
         check_range(self.kernel, x)
-        if self._trained is not None:
-            self._continue_with(copy.deepcopy(self._trained))
+        self._continue_trained()
         for batch in torch.split(x, self.batch_size):
             before, self.seen = self.seen, self.seen + len(batch)
             self.reservoir.add(batch)
@@ -246,22 +248,27 @@ class Stream:
         )  # fmt: skip
 
     def _revise(self, learner: Learner) -> None:
-        if self._are_worse(learner.network.W):
-            assert self._known is not None
-            learner.restore(self._known)
+        if (better := self._better_than(learner.network.W)) is not None:
+            learner.restore(better)
         known = torch.unique(self.reservoir.rows, dim=0).to(learner.network.W)
         learner.move_idle_landmarks(known, advantage=_ADVANTAGE)
         self._rebalance(learner)
 
-    def _are_worse(self, W: Tensor) -> bool:
-        """Whether landmarks (p, m) have a larger error on the remembered samples than those of the last revision.
+    def _better_than(self, W: Tensor) -> Snapshot | None:
+        """The weights of the last revision, if their landmarks have a lower error on the remembered samples than W.
 
         Steps of the tight bound have a length of their own, which does not shrink where there is nothing to improve.
         """
-        if self._known is None or torch.equal(W, self._known.W):
-            return False
+        known = self._known
+        if known is None or torch.equal(W, known.W):
+            return None
         error = LandmarkError(self.kernel, self.reservoir.rows)
-        return error(W, self.num_neurons) > error(self._known.W, self.num_neurons)
+        return known if error(W, self.num_neurons) > error(known.W, self.num_neurons) else None
+
+    def _continue_trained(self) -> None:
+        """Continue with the network of :meth:`after`, which is copied when it is needed: its L takes long."""
+        if self._trained is not None:
+            self._continue_with(copy.deepcopy(self._trained))
 
     def _continue_with(self, network: KSMNetwork) -> None:
         self._trained, self._learner = None, self._make_learner(network)
@@ -273,8 +280,8 @@ class Stream:
 
     def _rebalance(self, learner: Learner) -> None:
         """Recompute scale and L for the remembered samples, with shrinkage for directions that they do not show."""
-        p, rows = self.num_landmarks, self.reservoir.rows
-        learner.balance(rows, p / (p + len(rows)))
+        rows = self.reservoir.rows
+        learner.balance(rows, shrinkage_for(self.num_landmarks, len(rows)))
         self._known = learner.snapshot() if self.bound == "tight" else None
 
     def _stage(self, seen: int) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, RadialKernel, random_subset
 from ksm_lightning.network import Bound
+from ksm_lightning.network.landmark_error import MANY_LANDMARKS
 
 # The ridge of the adaptive schedule as a fraction of one neuron's share of the similarity, <f(x, x)> / n. The error of
 # the tight bound has no other floor than the ridge.
@@ -64,7 +65,8 @@ def check_range(kernel: Kernel, x: Tensor) -> None:
 def _check_spread(kernel: RadialKernel, x: Tensor) -> None:
     """Raise ValueError, or warn, if the largest squared distance in units of sigma is too large for x's dtype."""
     limits, unit = torch.finfo(x.dtype), 1 / kernel.sigma**2
-    spread = float((x.double() - x.double().mean(0)).square().sum(1).max()) * unit
+    centred = x - x.mean(0, dtype=torch.float64).to(x)
+    spread = float(torch.linalg.vector_norm(centred, dim=1, dtype=torch.float64).max()) ** 2 * unit
     # Gradients contain R / sigma^2, and steps their squares.
     if not max(spread * spread, spread * unit) < limits.max / 1e4:
         raise ValueError(
@@ -113,7 +115,7 @@ def sample_size(num_landmarks: int) -> int:
 _FEWEST_JUDGES = 500
 _MOST_NUMBERS = 2**27  # in the points that landmarks are chosen from, 0.5 GB of float32
 # From 2,048 landmarks on, the start takes fewer points per landmark: its cost grows with their product.
-_MANY_CANDIDATES, _MANY_STARTS = 40 * 2048, 8 * 2048
+_MANY_CANDIDATES, _MANY_STARTS = 40 * MANY_LANDMARKS, 8 * MANY_LANDMARKS
 
 
 def candidate_count(num_landmarks: int, is_refined: bool = False, in_features: int = 1) -> int:
@@ -136,3 +138,8 @@ def judge_count(num_landmarks: int) -> int:
 def start_count(num_landmarks: int) -> int:
     """Number of points that the first scale, gains and L are computed from."""
     return max(4000, min(8 * num_landmarks, max(_MANY_STARTS, 2 * num_landmarks)))
+
+
+def shrinkage_for(num_landmarks: int, samples: int) -> float:
+    """How far the second moment of a sample is moved towards a multiple of I, see :func:`~.exact.balance`."""
+    return num_landmarks / (num_landmarks + samples)

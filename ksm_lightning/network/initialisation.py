@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, full_precision
-from ksm_lightning.network.landmark_error import LandmarkError
+from ksm_lightning.network.landmark_error import MANY_LANDMARKS, LandmarkError
 
 # Up to this many distances (landmarks times points), k-means++ draws one landmark at a time. Otherwise it draws rounds
 # of `_DRAWS`, which read the points fewer times. Many landmarks are drawn in longer rounds, up to `_MOST_DISTANCES`.
@@ -18,9 +18,8 @@ _RESOLUTION = 1e-6
 _BLOCK = 2048
 # Lloyd's method ends when an iteration lowers the energy by less than this fraction.
 _PROGRESS = 1e-3
-# Number of candidates on which refined landmarks are compared with those they started from, and the largest number of
-# landmarks that are compared.
-_JUDGES, _MOST_JUDGED = 1000, 2048
+# Number of candidates on which refined landmarks are compared with those they started from.
+_JUDGES = 1000
 
 
 class Initialiser(Protocol):
@@ -73,7 +72,7 @@ class DataInit:
         if not self.iterations:
             return W
         refined = lloyd(kernel, self.points, W, self.iterations)
-        if num_neurons > _MOST_JUDGED:
+        if num_neurons > MANY_LANDMARKS:
             return refined
         error = LandmarkError(kernel, self.points[:_JUDGES])
         return refined if error(refined) < error(W) else W

@@ -8,7 +8,8 @@ from ksm_lightning.kernels import Kernel, robust_cholesky
 # Added to the diagonal of K, whose entries are 1: directions below it are rounding errors.
 _JITTER = 1e-10
 _MOST_NUMBERS = 2**26  # in the sample, 0.5 GB
-_MANY = 2048  # features beyond which the error is computed in another way if the sample is smaller
+MANY_LANDMARKS = 2048
+"""Beyond this number, what takes n^3 operations at the start of a run is replaced by something cheaper."""
 
 
 class LandmarkError:
@@ -62,7 +63,7 @@ class LandmarkError:
 
     def of_features(self, Y: Tensor) -> float:
         """The error of features (samples, k) of the sample, float64."""
-        if Y.shape[1] > max(_MANY, len(Y)):  # the residual itself is smaller than Y^T Y
+        if Y.shape[1] > max(MANY_LANDMARKS, len(Y)):  # the residual itself is smaller than Y^T Y
             return self._relative((self._F - Y @ Y.mT).square().sum())
         return self._relative(self._total - 2 * (Y * (self._F @ Y)).sum() + (Y.mT @ Y).square().sum())
 

@@ -23,8 +23,13 @@ _PATIENCE = 60.0  # seconds for `scontrol`
 
 def hpc_checkpoints(root: Path) -> list[Path]:
     """The checkpoints of requeued jobs in a folder, by their number; Lightning continues from the last one."""
-    found = {path: re.fullmatch(r"hpc_ckpt_(\d+)\.ckpt", path.name) for path in root.glob("hpc_ckpt_*.ckpt")}
-    return sorted((path for path, match in found.items() if match), key=lambda path: int(path.stem.split("_")[-1]))
+    found = [path for path in root.glob("hpc_ckpt_*.ckpt") if re.fullmatch(r"hpc_ckpt_\d+\.ckpt", path.name)]
+    return sorted(found, key=_number)
+
+
+def _number(path: Path) -> int:
+    """The K of ``hpc_ckpt_K.ckpt``."""
+    return int(path.stem.rpartition("_")[2])
 
 
 def checkpoint_of_requeued_job(root: str | Path | None) -> Path | None:
@@ -48,7 +53,7 @@ def requeue(trainer: L.Trainer) -> Path | None:
     root = path = Path(trainer.default_root_dir)
     if trainer.state.fn == "fit":
         last = hpc_checkpoints(root)[-1:]
-        path = root / f"hpc_ckpt_{int(last[0].stem.split('_')[-1]) + 1 if last else 1}.ckpt"
+        path = root / f"hpc_ckpt_{_number(last[0]) + 1 if last else 1}.ckpt"
         write_checkpoint(trainer, path)
     failure = on_first_process(trainer, _ask_slurm)
     if failure:

@@ -137,3 +137,11 @@ def splitmix_index(seed: int, update: int, slot: int, count: int) -> int:
 
     state = mix(seed + golden & mask) + (update * 2**24 + slot) * golden & mask
     return (mix(state) & (2**63 - 1)) % count
+
+
+def principal_subspace(rng: torch.Generator) -> tuple[Tensor, float]:
+    """Points (60, 4) and the error of the best rank-2 approximation of their linear kernel, that of PCA."""
+    scales = torch.tensor([3.0, 2.0, 0.5, 0.2], dtype=torch.float64)
+    x = torch.randn(60, 4, generator=rng, dtype=torch.float64) * scales
+    values = torch.linalg.svdvals(x)
+    return x, float((values[2:] ** 4).sum().sqrt() / (values**4).sum().sqrt())
