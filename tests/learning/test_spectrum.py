@@ -50,7 +50,7 @@ def test_the_first_L_of_many_neurons_is_close_to_the_exact_one(rng, monkeypatch,
     x = torch.randn(2000, 5, generator=rng)
     networks = [KSMNetwork(kernel, 5, 100, 1e-4, lambda *_: x[:100].clone()) for _ in range(2)]
     balance(networks[0], x, shrinkage=0.1)
-    monkeypatch.setattr(exact, "_MANY", 99)
+    monkeypatch.setattr(exact, "MANY_LANDMARKS", 99)
     monkeypatch.setattr(exact, "leading_spectrum", lambda *args: spectrum.leading_spectrum(*args, rank=40))
     balance(networks[1], x, shrinkage=0.1)
     best, ours = (float(network.energy_of(x)) for network in networks)
