@@ -1,7 +1,6 @@
 """scikit-learn transformers: the network for pipelines, grid searches and streams, and frozen extractors."""
 
 import math
-import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Protocol, Self
@@ -15,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from tqdm import tqdm
 
+from ksm_lightning.evaluation.plausibility import warn_if_too_narrow, warn_if_worse_than_uniform
 from ksm_lightning.kernels import Kernel, make_kernel, random_subset
 from ksm_lightning.learning import Stream, check_range, tight_updates, train_on_few
 from ksm_lightning.learning.stream import check_half_life
@@ -28,9 +28,6 @@ _BLOCK = 4096
 # that is lower by another few percent, but the fit takes twice as long.
 _LANDMARKS_PER_COMPONENT, _FEW_COMPONENTS, _LANDMARKS_PER_COMPONENT_OF_MANY = 1.5, 256, 1.25
 _DTYPES = (np.float64, np.float32)
-# Warn if the mean similarity of different samples is below this fraction of the self-similarity. On half moons it is
-# 0.1 for the best width and 0.002 for a width that is ten times too small.
-_TOO_NARROW = 3e-4
 
 
 class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -131,13 +128,13 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 kernel, x, self.n_components, updates, bound=bound, num_landmarks=landmarks, batch_size=batch_size,
                 seed=seed, progress=progress,
             )  # fmt: skip
-        _warn_if_too_narrow(kernel, x[random_subset(len(x), 500)])
+        warn_if_too_narrow(kernel, x)
         self._stream = Stream.after(
             network, x, made, num_neurons=self.n_components, num_landmarks=landmarks, batch_size=batch_size,
             half_life=self.half_life, seed=seed,
         )  # fmt: skip
         sample = None if self.readout == "neural" else x[random_subset(len(x), READOUT_SAMPLE)]
-        self._encoder = _LazyEncoder(network, check_readout(self.readout), self.n_components, sample)
+        self._encoder = _LazyEncoder(network, self._stream, check_readout(self.readout), self.n_components, sample)
         self.kernel_, self.n_samples_seen_, self.n_updates_ = network.kernel, len(x), made
         return self
 
@@ -168,7 +165,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         stream.batch_size = batch_size
         stream.learn(x if is_first else x.to(stream.reservoir.rows))
         self._stream, self.kernel_ = stream, kernel
-        self._encoder = _LazyEncoder(stream, check_readout(self.readout), self.n_components)
+        self._encoder = _LazyEncoder(None, stream, check_readout(self.readout), self.n_components)
         self.n_samples_seen_ = len(x) + (0 if is_first else self.n_samples_seen_)
         self.n_updates_ = stream.updates
         return self
@@ -244,20 +241,6 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return tags
 
 
-def _warn_if_too_narrow(kernel: Kernel, x: Tensor) -> None:
-    """Warn if a radial kernel is almost 0 between different samples (samples, m)."""
-    if len(x) < 2:
-        return
-    F = kernel(x, x)
-    others = (F.abs().sum() - F.diagonal().abs().sum()) / (len(x) - 1)
-    if others < _TOO_NARROW * F.diagonal().abs().sum() and kernel.is_radial:
-        warnings.warn(
-            f"{kernel} is almost 0 between different samples: its width is too small for this data. Set "
-            "`kernel_params={'sigma': ...}` to about the distance between neighbours, or scale the data.",
-            stacklevel=3,
-        )
-
-
 class _LazyEncoder:
     """Float64 features of a network, or of the current network of a stream, computed on first use.
 
@@ -265,23 +248,28 @@ class _LazyEncoder:
     neurons than ``count`` has features of 0 for the others.
     """
 
-    def __init__(self, source: KSMNetwork | Stream, readout: Readout, count: int, sample: Tensor | None = None) -> None:
-        self.source, self.readout, self.count, self.sample = source, readout, count, sample
+    def __init__(
+        self, fitted: KSMNetwork | None, stream: Stream, readout: Readout, count: int, sample: Tensor | None = None
+    ) -> None:
+        self.fitted, self.stream, self.readout, self.count, self.sample = fitted, stream, readout, count, sample
 
     @cached_property
     def network(self) -> KSMNetwork:
         """The network with the exact L."""
-        return self.source.settled() if isinstance(self.source, Stream) else self.source
+        return self.stream.settled() if self.fitted is None else self.fitted
 
     @cached_property
     def features(self) -> LandmarkFeatures:
         """Its features."""
-        if isinstance(self.source, Stream):
-            found = self.source.features(self.readout, self.network)
+        if self.fitted is None:
+            found = self.stream.features(self.readout, self.network)
         else:
-            found = LandmarkFeatures.of(self.source, self.readout, self.sample)
+            found = LandmarkFeatures.of(self.fitted, self.readout, self.sample)
         missing = self.count - found.M.shape[1]
-        return LandmarkFeatures(found.kernel, found.W, torch.nn.functional.pad(found.M, (0, missing)))
+        features = LandmarkFeatures(found.kernel, found.W, torch.nn.functional.pad(found.M, (0, missing)))
+        if self.network.bound == "paper":
+            warn_if_worse_than_uniform(features, self.stream.reservoir.rows)
+        return features
 
 
 class Extractor(Protocol):

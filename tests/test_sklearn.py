@@ -220,6 +220,7 @@ def test_a_stream_of_tight_features_comes_close_to_the_optimum(readout):
         found.set_params(n_landmarks=None, bound="paper").partial_fit(x[:5])
 
 
+@pytest.mark.filterwarnings("ignore:The kernel error of these features")  # the paper's own responses
 @pytest.mark.parametrize(("readout", "bound"), [("neural", 0.2), ("nystroem", 1e-6), ("least_squares", 1e-6)])
 def test_more_components_than_samples_leave_a_small_error(readout, bound):
     """The landmarks are the samples: Nystroem features are exact there, and those of scikit-learn on new points."""
@@ -311,6 +312,7 @@ def test_the_first_fold_of_digits_is_classified_as_well_as_with_nystroem():
     assert ours > 0.95
 
 
+@pytest.mark.filterwarnings("ignore:The kernel error of these features")  # the paper's own responses
 def test_a_grid_search_finds_the_width():
     x, labels = two_moons(200)
     pipeline = make_pipeline(small(12), LogisticRegression())
@@ -439,6 +441,27 @@ def test_a_narrow_kernel_gives_a_warning():
             small(kernel_params={"sigma": width}, updates=5).fit(x)
         small(kernel_params={"sigma": 0.001}, updates=5).fit(np.repeat(x[:1], 20, 0))  # equal samples
         small(kernel_params={"sigma": 0.001}, updates=5).fit(x[:1])  # a single sample
+
+
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_features_far_above_random_landmarks_give_a_warning_once(method):
+    """The paper's network has a floor: with 40 neurons on half moons, random landmarks are many times better."""
+    x, _ = two_moons(300)
+    found = getattr(small(40, bound="paper", readout="neural"), method)(x)
+    with pytest.warns(UserWarning, match="The kernel error of these features is 0.* use readout='nystroem'") as caught:
+        y = found.transform(x)
+    ours, uniform = map(float, re.findall(r"0\.\d+", str(caught[0].message)))
+    F = gaussian_gram(x, x, 0.3)
+    assert ours == pytest.approx(np.linalg.norm(F - y @ y.T) / np.linalg.norm(F), rel=0.05)
+    sampled = [Nystroem(gamma=0.5 / 0.3**2, n_components=40, random_state=s).fit_transform(x) for s in range(5)]
+    errors = [np.linalg.norm(F - z @ z.T) / np.linalg.norm(F) for z in sampled]
+    assert 0.5 * min(errors) < uniform < 2 * max(errors)
+    assert ours > 2 * uniform
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.transform(x)
+        getattr(small(40, bound="paper", readout="nystroem"), method)(x).transform(x)
+        getattr(small(8), method)(x).transform(x)
 
 
 # ---------------------------------------------------------------------- kernels
@@ -620,6 +643,7 @@ def test_a_stream_continues_from_fit_with_small_steps():
     assert error(fitted, fresh) < 1.05 * before
 
 
+@pytest.mark.filterwarnings("ignore:The kernel error of these features")  # the paper's own responses
 def test_partial_fit_on_the_data_of_fit_keeps_the_error():
     """Regression test: with 100 components and a wide kernel the error was 13 after one call."""
     x = shuffled_moons(2000, seed=0)
@@ -652,6 +676,7 @@ def test_an_unknown_readout_does_not_change_the_stream():
     assert (found._stream.seen, found.n_samples_seen_) == (50, 50)
 
 
+@pytest.mark.filterwarnings("ignore:The kernel error of these features")  # the paper's own responses
 def test_samples_that_are_too_large_are_refused():
     x = shuffled_moons(60, seed=1)
     bad = np.vstack([x, [[1e200, 0.0]]])

@@ -1,8 +1,6 @@
 """The files of ``ksm predict``: the features of all points, their labels, and a description of the extractor."""
 
-import errno
 import json
-import os
 import zipfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -15,6 +13,7 @@ import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
+from ksm_lightning.callbacks.row_file import RowFile, create_array
 from ksm_lightning.data import PointLoader
 from ksm_lightning.data.datamodule import datamodule_of
 from ksm_lightning.extractor import FeatureExtractor
@@ -37,11 +36,11 @@ _Draft = Literal["features", "labels", "written", "about"]
 class FeatureWriter(BasePredictionWriter):
     """Writes the features of the predicted points, in the order of the points, from any number of processes.
 
-    Each process writes its rows to one memory-mapped file, so the features may be larger than memory. A ``.npz`` file
-    holds the arrays ``features`` (samples, k), ``labels`` (samples,) if the data has labels, and ``extractor``, a JSON
-    text that describes the extractor. A ``.npy`` file holds the features alone; the rest is in ``NAME_labels.npy`` and
-    ``NAME.json``. Labels that are not integers are not written. Files are complete when they appear. Of two runs that
-    write the same file, the second one is refused.
+    Each process writes its rows to one file that all machines share, so the features may be larger than memory. A
+    ``.npz`` file holds the arrays ``features`` (samples, k), ``labels`` (samples,) if the data has labels, and
+    ``extractor``, a JSON text that describes the extractor. A ``.npy`` file holds the features alone; the rest is in
+    ``NAME_labels.npy`` and ``NAME.json``. Labels that are not integers are not written. Files are complete when they
+    appear. Of two runs that write the same file, the second one is refused.
 
     Args:
         path: The ``.npy`` or ``.npz`` file to write, which must not exist.
@@ -58,7 +57,7 @@ class FeatureWriter(BasePredictionWriter):
         self.path = Path(path)
         self.readout = check_readout(readout)
         self.num_features = num_features
-        self._arrays: dict[_Draft, np.memmap] = {}
+        self._arrays: dict[_Draft, RowFile] = {}
         self._extractor: FeatureExtractor | None = None
         self._has_labels = False
         self._tag = ""  # of this run's drafts, the same on all ranks
@@ -123,7 +122,7 @@ class FeatureWriter(BasePredictionWriter):
         on_first_process(trainer, create)
         if not self._draft("features").is_file():
             raise FileNotFoundError(f"The folder {self.path.parent} must be shared by all processes.")
-        self._arrays = {name: np.lib.format.open_memmap(self._draft(name), "r+") for name in dtypes}
+        self._arrays = {name: RowFile(self._draft(name), self.path) for name in dtypes}
         self._has_labels = False
 
     # ------------------------------------------------------------------ on the way
@@ -146,22 +145,23 @@ class FeatureWriter(BasePredictionWriter):
             rows = slice(start, start + len(prediction))
         elif not batch_indices:
             raise ValueError("The indices of the points in a batch are unknown: use a DataLoader with a Dataset.")
-        self._arrays["features"][rows] = prediction.cpu().numpy()
-        self._arrays["written"][rows] = True
+        self._arrays["features"].write(rows, prediction.cpu().numpy())
+        self._arrays["written"].write(rows, np.ones(len(prediction), np.bool_))
         labels = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
         if isinstance(labels, Tensor) and labels.shape == prediction.shape[:1] and not labels.is_floating_point():
-            self._arrays["labels"][rows] = labels.cpu().numpy()
+            self._arrays["labels"].write(rows, labels.cpu().numpy())
             self._has_labels = True
 
     # ------------------------------------------------------------------ after
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for array in self._arrays.values():
-            array.flush()
+            array.close()
         # The reduction is also a barrier: afterwards all rows are in the file.
         has_labels = torch.tensor(int(self._has_labels), device=pl_module.device)
         self._has_labels = int(trainer.strategy.reduce(has_labels, reduce_op="sum")) > 0
-        written, samples = int(self._arrays["written"].sum()), len(self._arrays["written"])
+        is_written = self._read("written")
+        written, samples = int(is_written.sum()), len(is_written)
         if written < samples:
             raise ValueError(
                 f"Only {written} of {samples} points were predicted, and no features were written: remove "
@@ -170,13 +170,19 @@ class FeatureWriter(BasePredictionWriter):
         on_first_process(trainer, self._finish)
         self._release(pl_module)
 
+    def _read(self, name: _Draft) -> np.ndarray:
+        return np.lib.format.open_memmap(self._draft(name), "r")
+
     def _release(self, pl_module: L.LightningModule) -> None:
         if isinstance(pl_module, KernelSimilarityMatching):
             pl_module.run_state.encoder = None
+        for array in self._arrays.values():
+            with suppress(OSError):
+                array.close()
         self._arrays, self._extractor = {}, None
 
     def _finish(self) -> None:
-        features, labels, extractor = self._arrays["features"], self._arrays["labels"], self._extractor
+        features, labels, extractor = self._read("features"), self._read("labels"), self._extractor
         assert extractor is not None
         about = json.dumps({**extractor.description, "samples": len(features)}, indent=2)
         if self.path.suffix == ".npz":
@@ -210,23 +216,6 @@ class FeatureWriter(BasePredictionWriter):
                     self._draft(name).unlink()
         self._tag = ""
         self._claim.close()
-
-
-def create_array(path: Path, dtype: Any, shape: tuple[int, ...], target: Path) -> None:
-    """Create a ``.npy`` file of zeros for :func:`open_memmap` and reserve its space; errors name the ``target``.
-
-    Without space, a write to mapped memory would end the process with SIGBUS.
-    """
-    with naming_errors(target):
-        np.lib.format.open_memmap(path, "w+", dtype, shape)
-        with path.open("r+b") as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-            except AttributeError:
-                pass  # not on this system
-            except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # not on this file system
-                    raise
 
 
 def write_archive(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -22,7 +22,7 @@ from ksm_lightning.learning.schedule import Rates, Schedule
 from ksm_lightning.learning.tight_rule import make_rule
 from ksm_lightning.learning.units import judge_count, natural_ridge, sample_size, shrinkage_for, start_count
 from ksm_lightning.network import KSMNetwork, TightNetwork
-from ksm_lightning.network.landmark_error import LandmarkError
+from ksm_lightning.network.landmark_error import MANY_LANDMARKS, LandmarkError
 
 # Up to this number of neurons, starting threads takes longer than a factorisation on one thread.
 _FOR_ONE_THREAD = 128
@@ -85,7 +85,9 @@ class Learner:
         network, p = self.network, self.network.num_landmarks
         if self.chooses_ridge:
             network.ridge = natural_ridge(network.kernel, x, network.num_neurons, network.bound)
-        self._move_if_better(x[: sample_size(p)], LandmarkError(network.kernel, x[-judge_count(p) :]), most=p)
+        # Judging it takes n^3 operations: of many landmarks, few are moved without.
+        judge = LandmarkError(network.kernel, x[-judge_count(p) :]) if p <= MANY_LANDMARKS else None
+        self._move_if_better(x[: sample_size(p)], judge, most=p if judge else MANY_LANDMARKS // 4)
         x = x[: start_count(p)]
         self.balance(x, shrinkage_for(p, len(x)))
         self.stage = "learning"

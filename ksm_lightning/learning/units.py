@@ -120,7 +120,7 @@ _MANY_CANDIDATES, _MANY_STARTS = 40 * MANY_LANDMARKS, 8 * MANY_LANDMARKS
 
 def candidate_count(num_landmarks: int, is_refined: bool = False, in_features: int = 1) -> int:
     """Number of points that the first landmarks are chosen from; more if these are refined by Lloyd iterations."""
-    fewest = max(2000, 10 * num_landmarks)
+    fewest = max(2000, min(10 * num_landmarks, max(_MANY_CANDIDATES, 4 * num_landmarks)))
     wanted = min(max(20_000, 40 * num_landmarks), _MANY_CANDIDATES, _MOST_NUMBERS // in_features)
     return max(fewest, wanted) if is_refined else fewest
 

@@ -16,6 +16,8 @@ _ONE_BY_ONE, _DRAWS, _MOST_DISTANCES = 256 * 2560, 64, 2**24
 _RESOLUTION = 1e-6
 # Points whose similarities are computed at once in an iteration of Lloyd's method.
 _BLOCK = 2048
+# Largest number of iterations of Lloyd's method for more than 2,048 landmarks.
+_ITERATIONS_OF_MANY = 8
 # Lloyd's method ends when an iteration lowers the energy by less than this fraction.
 _PROGRESS = 1e-3
 # Number of candidates on which refined landmarks are compared with those they started from.
@@ -52,8 +54,8 @@ class DataInit:
     Args:
         points: Candidates (samples, m).
         iterations: Largest number of iterations of :func:`lloyd` that then move W to the means of nearby candidates, if
-            that lowers the error on a sample of them. More than 2,048 landmarks are moved without this comparison,
-            which would take as long as the iterations. Default: 0, W stays at data points.
+            that lowers the error on a sample of them. More than 2,048 landmarks are moved by at most 8 iterations, and
+            without this comparison, which would take as long. Default: 0, W stays at data points.
     """
 
     def __init__(self, points: Tensor, iterations: int = 0) -> None:
@@ -71,9 +73,9 @@ class DataInit:
         W = self.points[kernel_kmeans_plus_plus(kernel, self.points, num_neurons, generator=generator)]
         if not self.iterations:
             return W
-        refined = lloyd(kernel, self.points, W, self.iterations)
         if num_neurons > MANY_LANDMARKS:
-            return refined
+            return lloyd(kernel, self.points, W, min(self.iterations, _ITERATIONS_OF_MANY))
+        refined = lloyd(kernel, self.points, W, self.iterations)
         error = LandmarkError(kernel, self.points[:_JUDGES])
         return refined if error(refined) < error(W) else W
 
@@ -103,7 +105,7 @@ def kernel_kmeans_plus_plus(
         # Keep the index as a vector of length 1: a Python scalar would need a host sync in every iteration.
         index = _draw(weights, draw)  # (1,)
         chosen.append(index)
-        nearest = torch.minimum(nearest, _distances(kernel, points, self_similarity, index)[:, 0])
+        nearest = torch.minimum(nearest, _distances(kernel, points, self_similarity, index)[:, 0].double())
         nearest = nearest.index_fill(0, index, 0.0)
         weights = _weights(nearest, self_similarity)
     return torch.cat(chosen)
@@ -114,17 +116,17 @@ def _draw_in_rounds(
 ) -> Tensor:
     first = torch.rand(1, dtype=torch.float64, generator=generator).to(points.device)
     chosen = _draw(torch.ones_like(self_similarity), first)
-    nearest = _distances(kernel, points, self_similarity, chosen)[:, 0].index_fill(0, chosen, 0.0)
+    nearest = _distances(kernel, points, self_similarity, chosen)[:, 0].double().index_fill(0, chosen, 0.0)
     smallest = _RESOLUTION * float(self_similarity.max())
     length = max(_DRAWS, min(count // 32, _MOST_DISTANCES // len(points)))
     while len(chosen) < count:
         draws = torch.rand(2, length, dtype=torch.float64, generator=generator)
         index = _draw(_weights(nearest, self_similarity), draws[0].to(points.device))
         distances = _distances(kernel, points, self_similarity, index)  # (samples, draws)
-        accepted = _accepted(index.cpu(), distances[index].cpu(), nearest[index].cpu(), draws[1], smallest)
+        accepted = _accepted(index.cpu(), distances[index].double().cpu(), nearest[index].cpu(), draws[1], smallest)
         accepted = accepted[: count - len(chosen)].to(points.device)
         index = index[accepted]
-        nearest = torch.minimum(nearest, distances[:, accepted].amin(1)).index_fill(0, index, 0.0)
+        nearest = torch.minimum(nearest, distances[:, accepted].amin(1).double()).index_fill(0, index, 0.0)
         chosen = torch.cat([chosen, index])
     return chosen
 
@@ -148,10 +150,10 @@ def _draw(weights: Tensor, draws: Tensor) -> Tensor:
 
 
 def _distances(kernel: Kernel, points: Tensor, self_similarity: Tensor, index: Tensor) -> Tensor:
-    """Squared distances (samples, indices) in feature space."""
-    similarity = kernel(points, points[index]).double()
-    squares: Tensor = self_similarity[:, None] + self_similarity[index] - 2 * similarity
-    return squares.clamp_(min=0)
+    """Squared distances (samples, indices) in feature space, in the dtype of the points: `_RESOLUTION` is above eps."""
+    squares: Tensor = kernel(points, points[index]).mul_(-2)
+    own = self_similarity.to(squares)
+    return squares.add_(own[:, None]).add_(own[index]).clamp_(min=0)
 
 
 def _weights(nearest: Tensor, self_similarity: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from helpers.processes import PATIENCE
 from helpers.runs import fit, model, moons, trainer
 from ksm_lightning import FeatureExtractor, files
 from ksm_lightning.callbacks import FeatureWriter
-from ksm_lightning.callbacks.feature_writer import create_array, write_archive
+from ksm_lightning.callbacks.feature_writer import write_archive
+from ksm_lightning.callbacks.row_file import RowFile, create_array
 from ksm_lightning.cli import main
 from ksm_lightning.data import ArrayDataModule, DigitsDataModule
 from ksm_lightning.files import draft_path, draft_tag
@@ -234,7 +235,7 @@ def test_a_full_disk_leaves_no_incomplete_set_of_files(module, tmp_path, monkeyp
 
 @pytest.mark.parametrize("name", ["f.npy", "f.npz"])
 def test_a_full_disk_names_the_file_before_the_features_are_computed(module, tmp_path, name):
-    """The space is reserved: on a full disk, a write to mapped memory would end the process with SIGBUS."""
+    """The space is reserved before the features are computed."""
     x = torch.rand(4000, 2, generator=torch.Generator().manual_seed(0))
     run = trainer([FeatureWriter(str(tmp_path / name))])
     with file_size_limit(50_000), pytest.raises(OSError, match="could not be written") as caught:
@@ -457,3 +458,50 @@ def test_unwritable_features_get_one_sentence_and_leave_nothing(tmp_path, monkey
     sentence = refused(capsys, "predict", *options, "--trainer.fast_dev_run=true", "--data.eval_batch_size=100")
     assert sentence.startswith("Only 100 of 1600 points were predicted, and no features were written: remove")
     assert names(tmp_path) == ["x.ckpt"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of mapped files")
+def test_no_process_maps_pages_of_the_shared_file_for_writing(module, tmp_path):
+    """Two machines that share a page through a network file system would restore each other's old bytes."""
+    maps: list[str] = []
+
+    class Watched(FeatureWriter):
+        def write_on_batch_end(self, *args):
+            super().write_on_batch_end(*args)
+            maps.extend(Path("/proc/self/maps").read_text().splitlines())
+
+    trainer([Watched(str(tmp_path / "f.npy"))]).predict(module, datamodule=moons(eval_batch_size=64))
+    assert np.load(tmp_path / "f.npy").shape == (200, 6)
+    assert maps
+    assert [line for line in maps if str(tmp_path) in line and "rw-s" in line] == []
+
+
+def test_a_row_file_writes_the_bytes_of_its_rows_and_no_others(tmp_path, monkeypatch):
+    path = tmp_path / "a.npy"
+    create_array(path, np.float32, (10, 3), path)
+    file, written = RowFile(path, path), []
+    write = file._file.write
+
+    class Recorder:
+        closed = False
+
+        def __getattr__(self, name):
+            return getattr(file_on_disk, name)
+
+        def write(self, data):
+            part = bytes(data[: max(1, len(data) // 2)])  # an incomplete write is continued
+            written.append((file_on_disk.tell(), len(part)))
+            return write(part)
+
+    file_on_disk, file._file = file._file, Recorder()
+    values = np.arange(12, dtype=np.float64).reshape(4, 3)
+    file.write([7, 2, 3, 9], values)
+    file.write(slice(5, 6), -values[:1] - 1)
+    file_on_disk.close()
+    expected = np.zeros((10, 3), np.float32)
+    expected[[7, 2, 3, 9]], expected[5] = values, -values[0] - 1
+    assert np.array_equal(np.load(path), expected)
+    start = path.stat().st_size - 10 * 12
+    touched = {(place - start + byte) // 12 for place, length in written for byte in range(length)}
+    assert touched == {2, 3, 5, 7, 9}
+    assert sum(length for _, length in written) == 5 * 12
