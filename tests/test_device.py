@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -234,9 +235,9 @@ def test_the_step_sizes_of_a_block_are_uploaded_at_once_from_pinned_memory(fake_
         used.extend(size.device for size in sizes)
 
     accelerator = Accelerator(step, lambda: state, "compile", state[0])
-    accelerator.begin([(0.1, 0.2, 0.3)] * 5)
+    accelerator.begin(np.array([(0.1, 0.2, 0.3)] * 5))
     for index in range(5):
         batch = Batch((on_cuda(8, 4),), None)
-        accelerator(make_kernel("gaussian"), batch, index, StepSizes(0.1, 0.2, 0.3, 1e-4), True, is_single=True)
+        accelerator(make_kernel("gaussian"), [batch], index, [StepSizes(0.1, 0.2, 0.3, 1e-4)], True, is_single=True)
     assert pinned == [(5, 3)]
     assert used == [CUDA] * 20

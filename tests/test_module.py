@@ -10,8 +10,8 @@ from helpers import references
 from helpers.runs import Recorder, fit, model, moons, trainer
 from ksm_lightning.callbacks import KernelErrorEvaluation, KMeansProbe, LinearProbe
 from ksm_lightning.kernels import GaussianKernel
-from ksm_lightning.learning import Learner
 from ksm_lightning.learning.schedule import Phase
+from ksm_lightning.learning.updates import Updates
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network import functional
 
@@ -53,16 +53,17 @@ def test_phases_change_kernel_parameters():
         kernel="power_cosine",
         kernel_params={"alpha": 3},
         phases=[Phase(2, kernel_params={"alpha": 1}), Phase(2), Phase(2, kernel_params={"alpha": 4})],
+        acceleration="none",
     )
     seen = []
-    original = Learner._update
+    original = Updates._see
 
-    def spy(learner, *args, **options):
-        seen.append(learner.network.kernel.alpha)
-        return original(learner, *args, **options)
+    def spy(updates, *args):
+        seen.append(updates.network.kernel.alpha)
+        return original(updates, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "_update", spy)
+        patch.setattr(Updates, "_see", spy)
         fit(module)
     assert seen == [1, 1, 3, 3, 4, 4]
     assert module.network.kernel.alpha == 4
@@ -90,20 +91,20 @@ def test_a_run_ends_with_its_schedule_or_with_max_steps():
 
 
 def test_logged_energy_equals_the_float64_reference():
-    module, data, logger = model(phases=[Phase(20)]), moons(), Recorder()
+    module, data, logger = model(phases=[Phase(20)], acceleration="none"), moons(), Recorder()
     states = {}
 
     def remember(update):
         states[update] = {name: p.detach().clone() for name, p in module.network.named_parameters()}
 
-    original = Learner._update
+    original = Updates._see
 
-    def spy(*args, **options):
+    def spy(*args):
         remember(len(states))
-        return original(*args, **options)
+        return original(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "_update", spy)
+        patch.setattr(Updates, "_see", spy)
         fit(module, data, logger=logger, log_every_n_steps=5)
     assert sorted(step for step in logger.metrics if "train/energy" in logger.metrics[step]) == [5, 10, 15, 20]
     kernel, ridge = GaussianKernel(0.3), module.network.ridge

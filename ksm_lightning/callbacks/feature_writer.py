@@ -160,13 +160,6 @@ class FeatureWriter(BasePredictionWriter):
         # The reduction is also a barrier: afterwards all rows are in the file.
         has_labels = torch.tensor(int(self._has_labels), device=pl_module.device)
         self._has_labels = int(trainer.strategy.reduce(has_labels, reduce_op="sum")) > 0
-        is_written = self._read("written")
-        written, samples = int(is_written.sum()), len(is_written)
-        if written < samples:
-            raise ValueError(
-                f"Only {written} of {samples} points were predicted, and no features were written: remove "
-                "limit_predict_batches, fast_dev_run, drop_last and samplers that skip points."
-            )
         on_first_process(trainer, self._finish)
         self._release(pl_module)
 
@@ -184,6 +177,12 @@ class FeatureWriter(BasePredictionWriter):
     def _finish(self) -> None:
         features, labels, extractor = self._read("features"), self._read("labels"), self._extractor
         assert extractor is not None
+        is_written = self._read("written")
+        if not is_written.all():
+            raise ValueError(
+                f"Only {int(is_written.sum())} of {len(features)} points were predicted, and no features were written: "
+                "remove limit_predict_batches, fast_dev_run, drop_last and samplers that skip points."
+            )
         about = json.dumps({**extractor.description, "samples": len(features)}, indent=2)
         if self.path.suffix == ".npz":
             arrays = {"features": features, **({"labels": labels} if self._has_labels else {})}

@@ -1,15 +1,14 @@
 """The Learner: owns a network, its schedule and the state of learning. Every update of a network is made here."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels import full_precision
-from ksm_lightning.learning.acceleration import Acceleration, Accelerator, Batch, StepSizes
+from ksm_lightning.learning.acceleration import Acceleration
 from ksm_lightning.learning.best import BestWeights, Snapshot
 from ksm_lightning.learning.collectives import Collectives, SingleProcess, numbers_of_first
 from ksm_lightning.learning.exact import balance, consolidate
@@ -17,15 +16,12 @@ from ksm_lightning.learning.moments import SimilarityMoment, similarity_moment
 from ksm_lightning.learning.observation import Observation
 from ksm_lightning.learning.relocation import relocate
 from ksm_lightning.learning.responses import Inverse, ResponseSolver
-from ksm_lightning.learning.rules import Responses
 from ksm_lightning.learning.schedule import Rates, Schedule
 from ksm_lightning.learning.tight_rule import make_rule
 from ksm_lightning.learning.units import judge_count, natural_ridge, sample_size, shrinkage_for, start_count
+from ksm_lightning.learning.updates import Updates
 from ksm_lightning.network import KSMNetwork, TightNetwork
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS, LandmarkError
-
-# Up to this number of neurons, starting threads takes longer than a factorisation on one thread.
-_FOR_ONE_THREAD = 128
 
 Stage = Literal["unplaced", "unstarted", "learning"]
 """``unplaced``: W waits for data points to start from. ``unstarted``: :meth:`Learner.start` is still to be called."""
@@ -55,7 +51,7 @@ class Learner:
         chooses_ridge: bool = False,
         stage: Stage | None = None,
         inverse: Inverse = "auto",
-        acceleration: Acceleration = "none",
+        acceleration: Acceleration = "auto",
         collectives: Collectives | None = None,
     ) -> None:
         self.network = network
@@ -67,10 +63,11 @@ class Learner:
         self.best = BestWeights(self.collectives)
         self.rate_factor = 1.0  # all step sizes are multiplied by this, see `halve_rates`
         self.responses = ResponseSolver(network, inverse)
-        self._accelerator = Accelerator(self._step, self._state, acceleration, network.W)
-        self._kernel = self._base_kernel = network.kernel
+        self._updates = Updates(
+            network, self.rule, self.responses, schedule, self._rates, acceleration, self.collectives
+        )
+        self._base_kernel = network.kernel
         self._kernel_changes: dict[str, float] = {}
-        self._batches: list[Batch] = []
 
     # ------------------------------------------------------------------ start, learn, move, finish
 
@@ -97,6 +94,7 @@ class Learner:
         batches: Tensor,
         first_update: int = 0,
         *,
+        every: int = 1,
         sample: Callable[[int, Tensor], Tensor] | None = None,
         observe: Callable[[int], bool] | None = None,
         on_observation: Callable[[int, Observation, Rates], object] | None = None,
@@ -107,33 +105,47 @@ class Learner:
         Args:
             batches: Inputs (updates, batch, m).
             first_update: Number of the first update, counted from 0.
+            every: Difference between the numbers of two updates. A stream numbers them by samples.
             sample: Returns points among which idle landmarks are moved, given the update and its batch. Default: none
                 are moved.
             observe: Whether an update is observed, given its number.
             on_observation: Called after an observed update with its number, what was seen and the step sizes.
             should_stop: Called after each update.
         """
-        until, schedule = 0.0, self.schedule
         if sample is not None and len(batches) and (self.best.is_waiting or (self._is_tight and first_update == 0)):
             self.best.begin(self.network, sample(0, batches[0]))
-        with self._block(batches):
-            self._accelerator.begin(self._sizes(first_update + index)[1][:3] for index in range(len(batches)))
-            for index in range(len(batches)):
-                update = first_update + index
-                if update >= until:
-                    self.set_kernel_for(update)
-                    (rates, sizes), until = self._sizes(update), schedule.constant_until(update)
-                if sample is not None and schedule.relocates_before(update):
+        self.set_kernel_for(first_update)
+        with self._updates.block(batches, range(first_update, first_update + every * len(batches), every)):
+            index = 0
+            while index < len(batches):
+                update, count = first_update + every * index, 1
+                self.set_kernel_for(update)
+                if sample is not None and self.schedule.relocates_before(update):
                     self._care(sample, update, batches[index])
-                if not self._batches or self.network.kernel is not self._kernel:
-                    self._prepare(batches)
-                is_observed = observe is not None and observe(update)
-                observed = self._update(update, index, sizes, is_observed)
-                if observed is not None and on_observation is not None:
-                    on_observation(update, observed, rates)
+                if observe is not None and observe(update):
+                    observed, rates = self._updates.observe(index)
+                    if on_observation is not None:
+                        on_observation(update, observed, rates)
+                else:
+                    most = min(self._updates.most_at_once, len(batches) - index)
+                    if observe is not None or sample is not None or self.schedule.phase_ends:
+                        most = self._undisturbed(update, most, observe, sample is not None)
+                    count = most
+                    self._updates.run(index, count)
+                index += count
                 if should_stop is not None and should_stop():
-                    return index + 1
+                    return index
         return len(batches)
+
+    def _undisturbed(self, update: int, most: int, observe: Callable[[int], bool] | None, moves: bool) -> int:
+        """Number of updates from this one on, at most ``most``, between which nothing else happens."""
+        ends = (end - update for end in self.schedule.phase_ends if end > update)  # the kernel may change there
+        most = min([most, *ends])
+        for count in range(1, most):
+            later = update + count
+            if (observe is not None and observe(later)) or (moves and self.schedule.relocates_before(later)):
+                return count
+        return most
 
     def _care(self, sample: Callable[[int, Tensor], Tensor], update: int, batch: Tensor) -> None:
         """Keep the weights if they are the best so far, then move idle landmarks."""
@@ -205,13 +217,14 @@ class Learner:
 
     def rates(self, update: int, batch: int) -> Rates:
         """Step sizes of an update for a process's batch of this size. A homogeneous kernel keeps q at 1."""
-        return self._rates(update, self.network.num_neurons, batch * self.collectives.size)
+        return Rates(*self._rates(range(update, update + 1), batch * self.collectives.size)[0].tolist())
 
-    def _rates(self, update: int, num_neurons: int, samples: int) -> Rates:
-        rates = self.schedule.rates(update, num_neurons, samples)
+    def _rates(self, updates: range, samples: int) -> np.ndarray:
+        """Step sizes (updates, 3) of W, q and L for batches of this size, over all processes."""
+        table = self.rate_factor * self.schedule.table(updates, self.network.num_neurons, samples)
         if self.network.kernel.is_homogeneous and not self._is_tight:
-            rates = rates._replace(q=0.0)
-        return rates if self.rate_factor == 1 else rates.scaled(self.rate_factor)
+            table[:, 1] = 0.0
+        return table
 
     def set_kernel_for(self, update: int) -> None:
         """Set the network's kernel to that of the update with this number."""
@@ -246,7 +259,7 @@ class Learner:
 
     def drop_recordings(self) -> None:
         """Free the device memory of recorded updates; the next block records again."""
-        self._accelerator.drop()
+        self._updates.drop_recordings()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint contains in addition to the weights and the update count."""
@@ -261,91 +274,3 @@ class Learner:
         self.rule.load_state_dict(state["rule"])
         self.best.load_state_dict(state["best"])
         self.stage = "learning"
-
-    # ------------------------------------------------------------------ one update
-
-    @contextmanager
-    def _block(self, batches: Tensor) -> Iterator[None]:
-        """Everything that the updates of a block (updates, batch, m) share."""
-        network = self.network
-        # Attributes of modules and properties are slow to look up, and an update needs them often.
-        self._W, self._gains, self._L = network.W, network.gains, network.L
-        self._processes = self.collectives.size
-        self._samples = batches.shape[1] * self._processes
-        self.responses.prepare()
-        self.rule.prepare(self._gains)
-        self._batches = []
-        threads = torch.get_num_threads()
-        is_small = self._L.device.type == "cpu" and threads > 1 and len(self._W) <= _FOR_ONE_THREAD
-        if is_small:
-            torch.set_num_threads(1)
-        try:
-            with torch.no_grad(), full_precision(self._L.device):
-                yield
-        finally:
-            self._batches = []
-            self.responses.settle()
-            if is_small:
-                torch.set_num_threads(threads)
-
-    def _prepare(self, batches: Tensor) -> None:
-        """Compute what the batches of a block need of the kernel alone, all at once."""
-        self._kernel = kernel = self.network.kernel
-        prepared = zip(*(part.unbind() for part in kernel.prepare(batches)), strict=True)
-        limits: tuple[Tensor, ...] | list[None] = [None] * len(batches)
-        if self.rule.response_limit is not None:
-            length2 = kernel.diag(batches.flatten(0, 1)).view(batches.shape[:2])
-            longest = length2.clamp(min=0).sqrt_().mul_(self.rule.response_limit)
-            limits = longest.clamp_(min=torch.finfo(longest.dtype).tiny)[..., None].unbind()
-        self._batches = [Batch(parts, limit) for parts, limit in zip(prepared, limits, strict=True)]
-
-    def _sizes(self, update: int) -> tuple[Rates, StepSizes]:
-        rates = self._rates(update, len(self._L), self._samples)
-        return rates, StepSizes(rates.W, rates.q, self.rule.step_of_L(rates.L), 0.0)
-
-    def _update(self, update: int, index: int, sizes: StepSizes, is_observed: bool) -> Observation | None:
-        responses, batch, step_L = self.responses, self._batches[index], float(sizes.L)
-        tracks = responses.is_worth_tracking(step_L, self._samples) and not self.schedule.is_settling(update)
-        if tracks:
-            sizes = sizes._replace(ridge_error=responses.track(step_L))
-        elif responses.P is not None:
-            responses.invalidate()
-        observed = None
-        if is_observed or self._accelerator.method == "none":
-            observed = self._step(batch, sizes, tracks, is_observed)
-        else:
-            self._accelerator(self._kernel, batch, index, sizes, tracks, is_single=self._processes == 1)
-        if tracks:
-            responses.advance(step_L)
-        return observed
-
-    def _step(self, batch: Batch, sizes: StepSizes, tracks: bool, observe: bool = False) -> Observation | None:
-        """One update of W, q (or Q) and L, all from the same weights."""
-        kernel, W, gains, L = self._kernel, self._W, self._gains, self._L
-        rule: Any = self.rule  # each rule has statistics of its own
-        terms, own = rule.own_terms(kernel, W)
-        k, pullback = kernel.evaluate(batch.prepared, W, terms)  # (batch, p)
-        y = self.responses.solve(rule.drive(kernel, gains, k), tracks, sizes.ridge_error)
-        if batch.limit is not None:
-            y = y * (batch.limit / torch.linalg.vector_norm(y, dim=1, keepdim=True)).clamp_(max=1)
-        others = self.collectives if self._processes > 1 else None
-        seen = rule.correlate(kernel, W, gains, own, Responses(k, y, pullback, tracks), others)
-        observation = self._observe(k, y, seen, tracks) if observe else None
-        rule.descend_W(W, gains, seen, sizes.W)
-        rule.descend_q(gains, seen, sizes.q)
-        rule.ascend_L(L, seen, sizes.L)
-        rule.after(kernel, W, gains)
-        if tracks:
-            self.responses.follow(seen.y, sizes.L)
-        return observation
-
-    def _observe(self, k: Tensor, y: Tensor, seen: Any, tracks: bool) -> Observation:
-        gains = self._gains
-        return Observation(
-            k, y, self.network.energy_terms(k, y), self.rule.gradient_norms(gains, self._L, seen),
-            (gains.abs() if gains.dim() == 1 else gains.norm(dim=0)).min(), self.responses.condition(tracks),
-        )  # fmt: skip
-
-    def _state(self) -> list[Tensor]:
-        P = self.responses.P
-        return [self._W, self._gains, self._L, self.responses.failed, *([] if P is None else [P])]

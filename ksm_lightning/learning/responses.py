@@ -1,5 +1,6 @@
 """Responses in training: ``y = (L + ridge I)^-1 b``, by a factorisation per batch or by an inverse that is tracked."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -112,11 +113,22 @@ class ResponseSolver:
     def track(self, step_L: float) -> float:
         """Recompute the tracked inverse if it is due; returns how far the ridge inside it is above the network's."""
         ridge = self.network.ridge
-        if self.P is None or self._age >= _OLDEST or self._ridge < (1 - self._drift) * ridge:
+        if self.P is None or self._is_due(self._ridge, self._age):
             self._drift = min(_DRIFT, 0.5 * _OLDEST * step_L)
             self._ridge, self._age = (1 + self._drift) * ridge, 0
             self._keep(torch.cholesky_inverse(self._factorise(self._shift(self._ridge))))
         return self._ridge - ridge
+
+    def _is_due(self, ridge: float, age: int) -> bool:
+        """Whether the tracked inverse, with this ridge inside it and of this age, must be recomputed."""
+        return age >= _OLDEST or ridge < (1 - self._drift) * self.network.ridge
+
+    def error_after(self, steps_L: Sequence[float]) -> float | None:
+        """What :meth:`track` will return after these steps; None if it will recompute the inverse."""
+        ridge = self._ridge
+        for step in steps_L:
+            ridge *= 1 - step
+        return None if self._is_due(ridge, self._age + len(steps_L)) else ridge - self.network.ridge
 
     def solve(self, drive: Tensor, tracks: bool, ridge_error: StepSize) -> Tensor:
         """Responses (batch, n) to a drive ``b`` (batch, n)."""

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from ksm_lightning.network import Bound
 
 # Number of updates that L needs to follow a change of the kernel; responses can be a thousand times too large before.
@@ -48,8 +50,17 @@ class Schedule(ABC):
     def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
         """Step sizes for a batch of this size, counted over all processes."""
 
+    def table(self, updates: range, num_neurons: int, batch: int) -> np.ndarray:
+        """The step sizes of several updates (updates, 3)."""
+        rows: list[Rates] = []
+        while len(rows) < len(updates):
+            update = updates[len(rows)]
+            count = min(len(updates) - len(rows), max(1.0, (self.constant_until(update) - update) // updates.step))
+            rows += [self.rates(update, num_neurons, batch)] * int(count)
+        return np.array(rows, np.float64).reshape(-1, 3)
+
     def kernel_params(self, update: int) -> dict[str, float]:
-        """Kernel parameters that differ from the model's."""
+        """Kernel parameters that differ from the model's. They change at phase ends only."""
         return {}
 
     def relocates_before(self, update: int) -> bool:
@@ -223,6 +234,16 @@ class AdaptiveSchedule(Schedule):
         step = self._largest_step(num_neurons, batch) * self._decayed(update, self._FINAL)
         return Rates(self._RATIO * step, self._RATIO * step, step)
 
+    def table(self, updates: range, num_neurons: int, batch: int) -> np.ndarray:
+        first = np.array(self.rates(0, num_neurons, batch))
+        left = np.clip((1 - np.array(updates, np.float64) / self.updates) / (1 - self._HOLD), 0, 1)[:, None]
+        final = np.array(self._finals())
+        return first * (final + (1 - final) * left)
+
+    def _finals(self) -> Rates:
+        """What is left of the step sizes at the end of the run."""
+        return Rates(self._FINAL, self._FINAL, self._FINAL)
+
     def _largest_step(self, num_neurons: int, batch: int) -> float:
         return min(self._LARGEST, self._STEP_L * batch / (num_neurons + self._MARGIN * batch))
 
@@ -264,6 +285,9 @@ class TightSchedule(AdaptiveSchedule):
     def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
         step = self._largest_step(num_neurons, batch) * self._decayed(update, self._FINAL_Q)
         return Rates(self._STEP_W * self._decayed(update, self._FINAL), step, step)
+
+    def _finals(self) -> Rates:
+        return Rates(self._FINAL, self._FINAL_Q, self._FINAL_Q)
 
 
 _WARM_UP = Phase(1_000, 0.01, 0.0, 0.1, kernel_params={"alpha": 1})

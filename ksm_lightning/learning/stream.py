@@ -4,7 +4,6 @@ import copy
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from ksm_lightning.kernels import Kernel
 from ksm_lightning.learning.best import Snapshot
 from ksm_lightning.learning.exact import balance, limit_responses
 from ksm_lightning.learning.learner import Learner
+from ksm_lightning.learning.reservoir import Reservoir
 from ksm_lightning.learning.stream_schedule import StreamSchedule, TightStreamSchedule, lifetime
 from ksm_lightning.learning.training import network_at, train_on_few
 from ksm_lightning.learning.units import check_range, sample_size, shrinkage_for
@@ -40,39 +40,6 @@ def check_half_life(half_life: float | None, num_landmarks: int) -> None:
             f"`half_life` must be a finite number, at least the number of landmarks, {num_landmarks}, which fewer "
             f"samples cannot determine, got {half_life}; None forgets nothing."
         )
-
-
-class Reservoir:
-    """A sample without repetition of the rows that were added: uniform, or with more of the recent ones.
-
-    Args:
-        capacity: Largest number of rows.
-        seed: Seed of the choice.
-        half_life: Number of rows after which half of the sample has been replaced. A row is then kept with a
-            probability that halves every ``half_life`` rows. Default: every row is kept with the same probability.
-    """
-
-    def __init__(self, capacity: int, seed: int = 0, half_life: float | None = None) -> None:
-        self._lifetime = lifetime(half_life)
-        self.capacity = int(min(capacity, max(1, self._lifetime)))
-        self.seen = 0
-        self.rows: Tensor = torch.empty(0)
-        self._random = np.random.RandomState(seed % 2**32)
-
-    def add(self, x: Tensor) -> None:
-        """Add rows (samples, m)."""
-        free = self.capacity - len(self.rows)
-        if free > 0:
-            self.rows = torch.cat([self.rows.to(x), x[:free]]) if len(self.rows) else x[:free].clone()
-            self.seen += len(x[:free])
-            x = x[free:]
-        # The number of rows that are as likely as this one to be in the sample.
-        among = np.minimum(self.seen + 1 + np.arange(len(x)), self._lifetime)
-        slots = (self._random.random_sample(len(x)) * among).astype(np.int64)
-        kept = np.flatnonzero(slots < self.capacity)
-        for row in kept:  # in order: a later row may replace an earlier one
-            self.rows[slots[row]] = x[row]
-        self.seen += len(x)
 
 
 class Stream:
@@ -202,26 +169,81 @@ class Stream:
         M = limit_readout(self.kernel, W, readout_matrix(network, readout, sample))
         return LandmarkFeatures(self.kernel, W.double(), M)
 
-    def learn(self, x: Tensor) -> None:
-        """Learn from more samples (samples, m), finite, in their order. Too large ones raise ValueError first."""
+    def learn(self, x: Tensor, batch_size: int | None = None) -> None:
+        """Learn from more samples (samples, m), finite, in their order. Too large ones raise ValueError first.
+
+        Args:
+            x: The samples.
+            batch_size: Number of samples per update. Default: at most :attr:`batch_size`.
+        """
         check_range(self.kernel, x)
         self._continue_trained()
-        for batch in torch.split(x, self.batch_size):
-            before, self.seen = self.seen, self.seen + len(batch)
-            self.reservoir.add(batch)
-            if self._learner is None and self._place(batch):
-                continue
-            is_doubled = before.bit_length() < self.seen.bit_length()
-            if self._learner is None or (is_doubled and self.seen <= self._restarts_until):
-                self._restart(x)
-                continue
-            if self._stage(before) < self._stage(self.seen):
-                self._revise(self._learner)
-            self._collected.append(batch.clone())  # a view would keep the whole call's samples in memory
-            if self.bound == "paper" or sum(map(len, self._collected)) >= max(_COLLECTED, self.num_landmarks):
-                self._learner.learn(torch.cat(self._collected)[None], self.seen)
+        size = min(batch_size or self.batch_size, max(1, len(x)))
+        while len(x):
+            calm = self._calm_batches(len(x) // size, size)
+            if calm:
+                self._learn_calmly(x[: calm * size].view(calm, size, -1))
+            else:
+                self._learn_batch(x[:size])
+            x = x[max(1, calm) * size :]
+
+    def _learn_batch(self, batch: Tensor) -> None:
+        """Learn from one batch (samples, m), and revise or restart the network if it is time."""
+        before, self.seen = self.seen, self.seen + len(batch)
+        self.reservoir.add(batch)
+        if self._learner is None and self._place(batch):
+            return
+        if self._learner is None or self._restarts(before, self.seen):
+            self._restart(batch)
+            return
+        if self._stage(before) < self._stage(self.seen):
+            self._revise(self._learner)
+        self._update(self._learner, batch[None], self.seen)
+
+    def _calm_batches(self, most: int, size: int) -> int:
+        """Number of batches, at most ``most``, that are nothing but updates: no restart, no revision."""
+        if self._learner is None:
+            return 0
+        seen, stage, calm = self.seen, self._stage(self.seen), 0
+        while calm < most and not self._restarts(seen, seen + size) and self._stage(seen + size) == stage:
+            seen, calm = seen + size, calm + 1
+        return calm
+
+    def _learn_calmly(self, batches: Tensor) -> None:
+        """One update per batch (batches, samples, m)."""
+        assert self._learner is not None
+        size = batches.shape[1]
+        self.reservoir.add(batches.flatten(0, 1))
+        first, self.seen = self.seen + size, self.seen + batches[..., 0].numel()
+        self._update(self._learner, batches, first)
+
+    def _update(self, learner: Learner, batches: Tensor, first: int) -> None:
+        """One update per batch (batches, samples, m); with the tight bound when enough samples are collected.
+
+        Args:
+            learner: The learner.
+            batches: The batches.
+            first: Number of samples seen up to the end of the first batch.
+        """
+        size = batches.shape[1]
+        if self.bound == "paper":
+            learner.learn(batches, first, every=size)
+            self.updates += len(batches)
+            return
+        need = max(_COLLECTED, self.num_landmarks)
+        while len(batches):
+            waiting = sum(map(len, self._collected))
+            count = min(len(batches), -(-(need - waiting) // size))
+            self._collected.append(batches[:count].flatten(0, 1).clone())  # a view would keep all samples in memory
+            if waiting + count * size >= need:
+                learner.learn(torch.cat(self._collected)[None], first + (count - 1) * size)
                 self._collected = []
                 self.updates += 1
+            batches, first = batches[count:], first + count * size
+
+    def _restarts(self, before: int, seen: int) -> bool:
+        """Whether the samples have doubled, as long as they are few."""
+        return before.bit_length() < seen.bit_length() and seen <= self._restarts_until
 
     def _place(self, x: Tensor) -> bool:
         """Give each new sample (samples, m) a landmark of its own; False if there are not enough."""

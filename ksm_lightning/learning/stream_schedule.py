@@ -3,6 +3,8 @@
 import math
 import sys
 
+import numpy as np
+
 from ksm_lightning.learning.schedule import AdaptiveSchedule, Rates, TightSchedule
 
 
@@ -22,9 +24,12 @@ class _Endless(AdaptiveSchedule):
         super().__init__(updates=sys.maxsize)
         self._lifetime = lifetime(half_life)
 
-    def _age(self, samples: int, hold: int) -> float:
-        """1 at the start; then it grows by 1 every ``hold`` samples, up to the age of the memory."""
-        return 1 + min(samples, self._lifetime) / hold
+    def _ages(self, samples: range, hold: int) -> np.ndarray:
+        """1 at the start; then they grow by 1 every ``hold`` samples, up to the age of the memory: (updates,)."""
+        return 1 + np.minimum(np.array(samples, np.float64), self._lifetime) / hold
+
+    def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
+        return Rates(*self.table(range(update, update + 1), num_neurons, batch)[0].tolist())
 
     def relocates_before(self, update: int) -> bool:
         return False  # the stream decides when landmarks move
@@ -43,10 +48,11 @@ class StreamSchedule(_Endless):
 
     _HOLD_SAMPLES, _POWER, _POWER_L = 4, 0.75, 1.0
 
-    def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
-        rates = super().rates(0, num_neurons, batch)
-        age = self._age(update, self._HOLD_SAMPLES * num_neurons)
-        return rates.scaled(age**-self._POWER)._replace(L=rates.L * age**-self._POWER_L)
+    def table(self, updates: range, num_neurons: int, batch: int) -> np.ndarray:
+        ages = self._ages(updates, self._HOLD_SAMPLES * num_neurons)[:, None]
+        powers = np.array([self._POWER, self._POWER, self._POWER_L])
+        first = np.array(AdaptiveSchedule.rates(self, 0, num_neurons, batch))
+        return np.asarray(first * ages**-powers)
 
 
 class TightStreamSchedule(_Endless, TightSchedule):
@@ -54,7 +60,8 @@ class TightStreamSchedule(_Endless, TightSchedule):
 
     _HOLD_SAMPLES, _POWER = 8, 0.75
 
-    def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
-        rates = super().rates(0, num_neurons, batch)
-        age = self._age(update, self._HOLD_SAMPLES * max(num_neurons, batch))
-        return Rates(rates.W * age**-self._POWER, rates.q / age, rates.L / age)
+    def table(self, updates: range, num_neurons: int, batch: int) -> np.ndarray:
+        ages = self._ages(updates, self._HOLD_SAMPLES * max(num_neurons, batch))[:, None]
+        powers = np.array([self._POWER, 1.0, 1.0])
+        first = np.array(TightSchedule.rates(self, 0, num_neurons, batch))
+        return np.asarray(first * ages**-powers)

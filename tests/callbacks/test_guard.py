@@ -20,8 +20,8 @@ from ksm_lightning.callbacks import DivergenceGuard, UpdateCheckpoint
 from ksm_lightning.cli import main
 from ksm_lightning.data import ArrayDataModule, HalfMoonsDataModule
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
-from ksm_lightning.learning import Learner
 from ksm_lightning.learning.schedule import Phase
+from ksm_lightning.learning.updates import Updates
 from ksm_lightning.network import functional
 from ksm_lightning.network.preprocessing import Preprocessing
 from ksm_lightning.runs.checkpoint import read_checkpoint
@@ -158,20 +158,22 @@ def test_a_bad_batch_of_a_plain_dataloader_is_named_with_the_adaptive_schedule()
 
 def spoil_update(monkeypatch, number, only_at_full_rates=False):
     """Make W non-finite before the update with this number, counted from 0."""
-    update = Learner._update
+    see = Updates._see
 
-    def spoiled(learner, at, *args):
-        if at == number and not (only_at_full_rates and learner.rate_factor < 1):
-            learner.network.W.fill_(torch.nan)
-        return update(learner, at, *args)
+    def spoiled(updates, batch, *args):
+        [index] = [index for index, each in enumerate(updates._batches) if each is batch]
+        rate_factor = updates.rates.__self__.rate_factor
+        if updates._numbers[index] == number and not (only_at_full_rates and rate_factor < 1):
+            updates.network.W.fill_(torch.nan)
+        return see(updates, batch, *args)
 
-    monkeypatch.setattr(Learner, "_update", spoiled)
+    monkeypatch.setattr(Updates, "_see", spoiled)
 
 
 @pytest.mark.parametrize("bound", ["paper", "tight"])
 def test_weights_that_become_non_finite_stop_an_adaptive_run(monkeypatch, bound):
     spoil_update(monkeypatch, 25)
-    module = model(bound=bound, phases=None, updates=60)
+    module = model(bound=bound, phases=None, updates=60, acceleration="none")
     with pytest.raises(
         FloatingPointError, match=r"diverged at update 26: the similarities f\(x, W\) became non-finite"
     ):
@@ -182,7 +184,8 @@ def test_weights_that_become_non_finite_stop_an_adaptive_run(monkeypatch, bound)
 @pytest.mark.parametrize("bound", ["paper", "tight"])
 def test_an_adaptive_run_rolls_back_and_ends_well(monkeypatch, bound):
     spoil_update(monkeypatch, 25, only_at_full_rates=True)
-    module, guard = model(bound=bound, phases=None, updates=60), DivergenceGuard("rollback")
+    module = model(bound=bound, phases=None, updates=60, acceleration="none")
+    guard = DivergenceGuard("rollback")
     with pytest.warns(UserWarning, match=r"diverged at update 26: .* with all rates multiplied by 0\.5"):
         trainer(guard, enable_checkpointing=False).fit(module, datamodule=moons(updates_per_epoch=10))
     assert (guard.rollbacks, module.learner.rate_factor, module.global_step) == (1, 0.5, 60)

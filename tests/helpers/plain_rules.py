@@ -30,6 +30,7 @@ class FixedRates(Schedule):
 
 def learner_of(network: KSMNetwork, rates: Rates, natural: bool, **options) -> Learner:
     settling = options.pop("settling", 0)
+    options.setdefault("acceleration", "none")
     return Learner(network, FixedRates(rates, natural, settling), stage="learning", **options)
 
 

@@ -45,7 +45,7 @@ def test_a_cuda_graph_without_a_gpu_falls_back_with_a_warning():
 class Graph:
     """In place of a CUDA graph: replays the work on the tensors that were there when it was recorded."""
 
-    made = 0
+    made = replayed = 0
 
     def __init__(self, work, state):
         Graph.made += 1
@@ -54,6 +54,7 @@ class Graph:
 
     def replay(self):
         assert [value.data_ptr() for value in self.state] == self.memory, "a graph was replayed on memory that is gone"
+        Graph.replayed += 1
         self.work()
 
 
@@ -71,19 +72,20 @@ def recordings(monkeypatch):
 
     monkeypatch.setattr(acceleration, "_record", record)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    Graph.made = 0
+    Graph.made = Graph.replayed = 0
     return Graph
 
 
-@pytest.mark.parametrize("n", [7, 64])
-def test_a_recorded_update_is_replayed_with_new_inputs(recordings, n):
+@pytest.mark.parametrize(("n", "replays"), [(7, 7 + 4), (64, 6 + 12)])
+def test_recorded_updates_are_replayed_with_new_inputs(recordings, n, replays):
+    """Graphs of 8 updates and of one. With 64 neurons the inverse of L is tracked, and renewed between two graphs."""
     kernel, x = GaussianKernel(0.7), blocks(updates=60, batch=8)
     ours, theirs = (network_for(kernel, x, True, n) for _ in range(2))
     rates = Rates(0.01, 0.01, 0.03)
     learner_of(ours, rates, True, acceleration="cuda_graph").learn(x)
     learner_of(theirs, rates, True).learn(x)
     assert largest_difference(ours, theirs) < 1e-9
-    assert recordings.made == 1
+    assert (recordings.made, recordings.replayed) == (2, replays)
 
 
 def test_a_batch_of_another_shape_is_recorded_apart(recordings):
@@ -112,9 +114,9 @@ def test_recordings_are_dropped_when_the_network_moves(recordings, n):
         learner.learn(x)
         if method == "cuda_graph":
             assert recordings.made == 2 * made
-            assert learner._accelerator._versions
+            assert learner._updates._accelerator._versions
             learner.drop_recordings()
-            assert not learner._accelerator._versions
+            assert not learner._updates._accelerator._versions
     assert largest_difference(ours, theirs) < 1e-6  # float() rounds
 
 
@@ -123,7 +125,7 @@ def test_a_fit_leaves_no_recordings(recordings):
     module = model(phases=[Phase(5)], acceleration="cuda_graph")
     fit(module)
     assert recordings.made >= 1
-    assert not module.learner._accelerator._versions
+    assert not module.learner._updates._accelerator._versions
 
 
 @pytest.mark.parametrize("method", ["compile", "cuda_graph"])
@@ -139,8 +141,8 @@ def test_step_sizes_are_uploaded_once_per_block(recordings, monkeypatch, method)
         patch.setattr(torch, "tensor", lambda *args, **options: made.append(args) or tensor(*args, **options))
         learner.learn(x[:8], 12)
     assert len(made) == 1
-    assert [row[2] for row in made[0][0]] == [learner.rates(update, 8).L for update in range(12, 20)]
-    plain = Learner(theirs, AdaptiveSchedule(20), stage="learning")
+    assert made[0][0][:, 2].tolist() == [learner.rates(update, 8).L for update in range(12, 20)]
+    plain = Learner(theirs, AdaptiveSchedule(20), stage="learning", acceleration="none")
     plain.learn(x, 0)
     plain.learn(x[:8], 12)
     assert largest_difference(ours, theirs) < 1e-9
@@ -162,6 +164,6 @@ def test_a_compiled_update_equals_the_plain_one_and_is_compiled_once(n):
             for step in (0.03, 0.02, 0.01):  # phases that differ in their rates only
                 learner.schedule.fixed = Rates(step / 3, step / 3, step)
                 learner.learn(x)
-    assert fast._accelerator.method == "compile"
+    assert fast._updates._accelerator.method == "compile"
     assert dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert largest_difference(ours, theirs) < 1e-6

@@ -54,7 +54,10 @@ def test_they_make_the_kernel_the_schedule_and_the_network():
         ({"init": "random"}, "`init` must be one of 'normal', 'data', got 'random'"),
         ({"solver": "guess"}, "`solver` must be one of 'closed_form', 'dynamics', got 'guess'"),
         ({"inverse": "fast"}, "`inverse` must be one of 'auto', 'exact', 'tracked', got 'fast'"),
-        ({"acceleration": "jit"}, "`acceleration` must be one of 'none', 'compile', 'cuda_graph', got 'jit'"),
+        (
+            {"acceleration": "jit"},
+            "`acceleration` must be one of 'auto', 'none', 'native', 'compile', 'cuda_graph', got 'jit'",
+        ),
         ({"num_neurons": 0}, "`num_neurons` must be at least 1, got 0"),
         ({"in_features": -3}, "`in_features` must be at least 1, got -3"),
         ({"in_features": 0}, "`in_features` must be at least 1, got 0"),

@@ -12,10 +12,10 @@ from sklearn.datasets import load_digits
 from torch.testing import assert_close
 
 from ksm_lightning.kernels import GaussianKernel, LinearKernel, PowerCosineKernel, make_kernel
-from ksm_lightning.learning import AdaptiveSchedule, Stream, train, train_on_few
+from ksm_lightning.learning import AdaptiveSchedule, Stream, native, train, train_on_few
 from ksm_lightning.learning.exact import limit_responses, similarity_moment, solve_inner
+from ksm_lightning.learning.reservoir import Reservoir
 from ksm_lightning.learning.schedule import make_schedule
-from ksm_lightning.learning.stream import Reservoir
 from ksm_lightning.learning.stream_schedule import StreamSchedule, TightStreamSchedule
 from ksm_lightning.network.readout import READOUTS, read_out
 
@@ -287,14 +287,15 @@ def test_a_large_sample_is_thinned_to_the_capacity():
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
-@pytest.mark.parametrize("n", [5, 16])
-def test_a_copy_continues_bitwise(again, n):
-    """With 16 neurons and one sample at a time the inverse is tracked, and must be copied."""
+@pytest.mark.parametrize(("n", "has_numba"), [(5, True), (16, True), (16, False)])
+def test_a_copy_continues_bitwise(monkeypatch, again, n, has_numba):
+    """Without numba, 16 neurons and one sample at a time, the inverse is tracked, and must be copied."""
+    monkeypatch.setattr(native, "is_available", lambda: has_numba)
     x = points(150)
     stream = Stream(GaussianKernel(), n, seed=2)
     for row in torch.split(x[:100], 1):
         stream.learn(row)
-    assert bool(stream._learner.responses.state_dict()) == (n == 16)
+    assert bool(stream._learner.responses.state_dict()) == (not has_numba)
     copied = again(stream)
     for either in (stream, copied):
         for row in torch.split(x[100:], 1):
@@ -302,6 +303,21 @@ def test_a_copy_continues_bitwise(again, n):
     for name, value in stream.network.state_dict().items():
         assert torch.equal(copied.network.state_dict()[name], value), name
     assert torch.equal(copied.reservoir.rows, stream.reservoir.rows)
+
+
+@pytest.mark.parametrize("bound", ["paper", "tight"])
+@pytest.mark.parametrize("size", [1, 7])
+def test_many_batches_at_once_equal_one_batch_at_a_time(bound, size):
+    """Samples are learned in stretches in which nothing is revised; the stretches do not change a bit."""
+    x = points(1500)
+    at_once, apart = (Stream(GaussianKernel(), 6, bound=bound, batch_size=size, seed=1) for _ in range(2))
+    at_once.learn(x)
+    for batch in torch.split(x, size):
+        apart.learn(batch)
+    assert (at_once.seen, at_once.updates) == (apart.seen, apart.updates) == (1500, apart.updates)
+    assert torch.equal(at_once.reservoir.rows, apart.reservoir.rows)
+    for name, value in at_once.network.state_dict().items():
+        assert torch.equal(apart.network.state_dict()[name], value), name
 
 
 def test_the_seed_determines_the_result():

@@ -45,7 +45,7 @@ def test_a_checkpoint_holds_only_tensors_and_primitives(saved):
         "updates": None,
         "consolidate": False,
         "inverse": "auto",
-        "acceleration": "none",
+        "acceleration": "auto",
     }
     section = content["ksm_lightning"]
     preprocessing = section.pop("preprocessing")

@@ -151,7 +151,7 @@ def test_a_machine_without_scontrol_is_reported(slurm, monkeypatch):
     run = trainer()
     signal_at(monkeypatch, ResponseSolver, "solve", 3)
     with pytest.warns(UserWarning, match=r"did not requeue the job \(.*No such file or directory: 'scontrol'\)"):
-        run.fit(model(), datamodule=moons(updates_per_epoch=5))
+        run.fit(model(acceleration="none"), datamodule=moons(updates_per_epoch=5))
     assert run.global_step == 10
 
 
@@ -170,13 +170,13 @@ def test_a_script_with_a_trainer_is_requeued_and_continued_by_lightning(slurm, m
     with monkeypatch.context() as patch:
         signal_at(patch, ResponseSolver, "solve", 25)
         with pytest.raises(SystemExit):
-            trainer().fit(model(phases=phases), datamodule=moons(updates_per_epoch=20))
+            trainer().fit(model(phases=phases, acceleration="none"), datamodule=moons(updates_per_epoch=20))
     assert slurm.read_text() == "requeue 70_4\n"
     assert read_checkpoint(HPC)["global_step"] == 40
-    rest = model(phases=phases)
+    rest = model(phases=phases, acceleration="none")
     trainer().fit(rest, datamodule=moons(updates_per_epoch=20))
     HPC.unlink()
-    whole = model(phases=phases)
+    whole = model(phases=phases, acceleration="none")
     trainer().fit(whole, datamodule=moons(updates_per_epoch=20))
     assert equal(rest.state_dict(), whole.state_dict())
 
@@ -186,7 +186,7 @@ def test_handlers_of_the_user_and_other_clusters_are_left_alone(slurm, monkeypat
     before = signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
     try:
         signal_at(monkeypatch, ResponseSolver, "solve", 3)
-        trainer().fit(model(), datamodule=moons())
+        trainer().fit(model(acceleration="none"), datamodule=moons())
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert received == [signal.SIGUSR1]

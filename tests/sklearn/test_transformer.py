@@ -697,6 +697,46 @@ def test_only_least_squares_stores_training_samples():
     assert sizes[1] > 4000 * 50 * 8
 
 
+@pytest.mark.parametrize("bound", ["paper", "tight"])
+def test_single_samples_that_wait_are_learned_as_if_they_did_not(bound):
+    """Also when the estimator is asked, copied or changed in between."""
+    x = shuffled_moons(700, seed=2)
+    options = {"bound": bound, "n_landmarks": 8, "readout": "nystroem"}
+    waited, asked = small(**options), small(**options)
+    for row in x:
+        waited.partial_fit(row[None])
+        assert asked.partial_fit(row[None]).n_updates_ == asked._stream.updates  # nothing waits any more
+    assert waited._waiting.rows
+    assert waited.n_samples_seen_ == asked.n_samples_seen_ == 700
+    copied = pickle.loads(pickle.dumps(waited))
+    assert np.array_equal(copied.transform(x), asked.transform(x))
+    assert np.array_equal(waited.components_, asked.components_)
+    assert waited.n_updates_ == asked.n_updates_
+    assert waited.n_updates_ > 0 or bound == "tight"  # whose updates need 256 samples between two restarts
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
+def test_a_single_sample_that_is_not_sound_is_refused_at_once(bad):
+    x = shuffled_moons(100, seed=2)
+    found = small().partial_fit(x)
+    found.partial_fit(x[:1])
+    with pytest.raises(ValueError, match=r"NaN|infinity|out of the range"):
+        found.partial_fit(np.array([[bad, 0.0]]))
+    assert found.n_samples_seen_ == 101
+    with pytest.raises(ValueError, match="3 features"):
+        found.partial_fit(np.zeros((1, 3)))
+    with pytest.raises(ValueError, match="call `fit` to start again"):
+        found.set_params(n_components=9).partial_fit(x[:1])
+
+
+def test_kernel_parameters_changed_in_place_are_noticed():
+    x, params = shuffled_moons(100, seed=2), {"sigma": 0.3}
+    found = small(kernel_params=params).partial_fit(x)
+    params["sigma"] = 0.4
+    with pytest.raises(ValueError, match="call `fit` to start again"):
+        found.partial_fit(x[:1])
+
+
 def test_fit_resets_the_stream():
     x = shuffled_moons(200, seed=5)
     expected = small().fit(x).transform(x)
@@ -754,6 +794,8 @@ def test_a_stream_without_samples_is_not_fitted():
 
 
 def test_a_half_life_that_is_too_short_is_refused_before_anything_is_learned(monkeypatch):
-    monkeypatch.setattr("ksm_lightning.sklearn.train_on_few", lambda *args, **options: pytest.fail("it learned"))
+    monkeypatch.setattr(
+        "ksm_lightning.sklearn.transformer.train_on_few", lambda *args, **options: pytest.fail("it learned")
+    )
     with pytest.raises(ValueError, match="at least the number of landmarks, 12"):
         KSMTransformer(8, half_life=5).fit(np.random.RandomState(0).randn(50, 2))

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -11,17 +10,18 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
 from tqdm import tqdm
 
-from ksm_lightning.evaluation.plausibility import warn_if_too_narrow, warn_if_worse_than_uniform
+from ksm_lightning.evaluation.plausibility import warn_if_too_narrow
 from ksm_lightning.kernels import Kernel, make_kernel, random_subset
 from ksm_lightning.learning import Stream, check_range, tight_updates, train_on_few
 from ksm_lightning.learning.stream import check_half_life
 from ksm_lightning.learning.training import BATCH_SIZES
 from ksm_lightning.network import Bound, KSMNetwork, check_bound
 from ksm_lightning.network.raw_input import is_finite
-from ksm_lightning.network.readout import READOUT_SAMPLE, LandmarkFeatures, Readout, check_readout, encode_in_blocks
+from ksm_lightning.network.readout import READOUT_SAMPLE, check_readout, encode_in_blocks
+from ksm_lightning.sklearn.encoder import LazyEncoder
+from ksm_lightning.sklearn.waiting import Waiting
 
 _BLOCK = 4096
 # Landmarks per component with the tight bound, up to this number of components and beyond. Twice as many have an error
@@ -134,8 +134,9 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             half_life=self.half_life, seed=seed,
         )  # fmt: skip
         sample = None if self.readout == "neural" else x[random_subset(len(x), READOUT_SAMPLE)]
-        self._encoder = _LazyEncoder(network, self._stream, check_readout(self.readout), self.n_components, sample)
-        self.kernel_, self.n_samples_seen_, self.n_updates_ = network.kernel, len(x), made
+        self._encoder = LazyEncoder(network, self._stream, check_readout(self.readout), self.n_components, sample)
+        self.kernel_, self.n_samples_seen_ = network.kernel, len(x)
+        self._waiting = Waiting(self.get_params(deep=False), x)
         return self
 
     def partial_fit(self, X: ArrayLike, y: Any = None) -> Self:
@@ -147,6 +148,12 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         call is an error.
         """
         is_first = not hasattr(self, "_stream")
+        if not is_first and self._waiting.take(X, vars(self)):
+            self.n_samples_seen_ += 1
+            if self._waiting.is_full:
+                self._learn_waiting()
+            return self
+        self._learn_waiting()
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES, reset=is_first))
         kernel = self._check()
         bound, landmarks, batch_size = self._sizes()
@@ -163,12 +170,25 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         if changed:
             raise ValueError(f"`partial_fit` cannot change {' and '.join(changed)}: call `fit` to start again.")
         stream.batch_size = batch_size
-        stream.learn(x if is_first else x.to(stream.reservoir.rows))
+        x = x if is_first else x.to(stream.reservoir.rows)
+        stream.learn(x)
         self._stream, self.kernel_ = stream, kernel
-        self._encoder = _LazyEncoder(None, stream, check_readout(self.readout), self.n_components)
+        self._encoder = LazyEncoder(None, stream, check_readout(self.readout), self.n_components)
         self.n_samples_seen_ = len(x) + (0 if is_first else self.n_samples_seen_)
-        self.n_updates_ = stream.updates
+        self._waiting = Waiting(self.get_params(deep=False), x)
         return self
+
+    def _learn_waiting(self) -> None:
+        """Learn from the samples that wait, one update each."""
+        rows = self._waiting.give() if hasattr(self, "_waiting") else []
+        if rows:
+            self._stream.learn(torch.tensor(np.concatenate(rows)), batch_size=1)
+            self._encoder = LazyEncoder(None, self._stream, check_readout(self.readout), self.n_components)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._learn_waiting()
+        state: dict[str, Any] = super().__getstate__()
+        return state
 
     def _check(self) -> Kernel:
         """Check all parameters and return the kernel."""
@@ -213,7 +233,14 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     @property
     def network_(self) -> KSMNetwork:
         """The trained network."""
+        self._learn_waiting()
         return self._encoder.network
+
+    @property
+    def n_updates_(self) -> int:
+        """Number of updates."""
+        self._learn_waiting()
+        return self._stream.updates
 
     @property
     def components_(self) -> np.ndarray:
@@ -228,6 +255,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def transform(self, X: ArrayLike) -> np.ndarray:
         """Features (samples, n) of samples (samples, m), computed in float64 and cast to the dtype of the samples."""
         check_is_fitted(self)
+        self._learn_waiting()
         x = torch.tensor(validate_data(self, X, dtype=_DTYPES, reset=False))
         features = encode_in_blocks(lambda part: self._encoder.features(part).to(x), x, _BLOCK)
         if not is_finite(features):
@@ -237,93 +265,5 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
-
-
-class _LazyEncoder:
-    """Float64 features of a network, or of the current network of a stream, computed on first use.
-
-    Learning from a stream without transforming between samples then computes no readout matrices. A network of fewer
-    neurons than ``count`` has features of 0 for the others.
-    """
-
-    def __init__(
-        self, fitted: KSMNetwork | None, stream: Stream, readout: Readout, count: int, sample: Tensor | None = None
-    ) -> None:
-        self.fitted, self.stream, self.readout, self.count, self.sample = fitted, stream, readout, count, sample
-
-    @cached_property
-    def network(self) -> KSMNetwork:
-        """The network with the exact L."""
-        return self.stream.settled() if self.fitted is None else self.fitted
-
-    @cached_property
-    def features(self) -> LandmarkFeatures:
-        """Its features."""
-        if self.fitted is None:
-            found = self.stream.features(self.readout, self.network)
-        else:
-            found = LandmarkFeatures.of(self.fitted, self.readout, self.sample)
-        missing = self.count - found.M.shape[1]
-        features = LandmarkFeatures(found.kernel, found.W, torch.nn.functional.pad(found.M, (0, missing)))
-        if self.network.bound == "paper":
-            warn_if_worse_than_uniform(features, self.stream.reservoir.rows)
-        return features
-
-
-class Extractor(Protocol):
-    """Interface of :class:`ksm_lightning.FeatureExtractor` that :class:`FrozenTransformer` needs."""
-
-    @property
-    def raw_features(self) -> int: ...
-
-    @property
-    def out_features(self) -> int: ...
-
-    def transform(self, data: Any) -> Any: ...
-
-
-class FrozenTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """A trained extractor as a scikit-learn transformer. ``fit`` and ``clone`` do not change its features.
-
-    It takes raw input with one flattened point per row. :meth:`ksm_lightning.FeatureExtractor.to_sklearn` makes it.
-
-    Args:
-        extractor: The extractor. Features are computed on its device.
-    """
-
-    def __init__(self, extractor: Extractor) -> None:
-        self.extractor = extractor
-
-    def fit(self, X: ArrayLike, y: Any = None) -> Self:
-        """Check the samples. Nothing is learned."""
-        self._check(X, is_fit=True)
-        return self
-
-    def transform(self, X: ArrayLike) -> np.ndarray:
-        """Features (samples, n) of raw input (samples, m), in the dtype of the input."""
-        features: np.ndarray = self.extractor.transform(self._check(X))
-        return features
-
-    def _check(self, X: ArrayLike, is_fit: bool = False) -> np.ndarray:
-        is_first = is_fit or not hasattr(self, "n_features_in_")
-        checked: np.ndarray = validate_data(self, X, dtype=_DTYPES, reset=is_first)
-        if checked.shape[1] != self.extractor.raw_features:
-            raise ValueError(
-                f"The extractor takes {self.extractor.raw_features} features per sample, got {checked.shape[1]}."
-            )
-        return checked
-
-    @property
-    def _n_features_out(self) -> int:
-        return self.extractor.out_features
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.requires_fit = False
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags

@@ -1,0 +1,172 @@
+"""Updates in machine code, for small networks on the CPU: the whole block without Python in between.
+
+numba compiles the loops of :mod:`ksm_lightning.learning.native_block` once per kernel and dtype, in a few seconds, and
+keeps the machine code in a folder of the user's. Without numba (the extra ``fast``), updates run as torch operations.
+"""
+
+import hashlib
+import logging
+import os
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ksm_lightning.kernels import scalar
+from ksm_lightning.learning import native_block
+from ksm_lightning.learning.rules import GainRule, NaturalRule
+from ksm_lightning.network import KSMNetwork
+
+_logger = logging.getLogger(__name__)
+
+# Above these sizes the matrix products of torch are faster, see the crossover in scripts/benchmark/RESULTS.md.
+_MOST_NEURONS, _MOST_PRODUCTS = 128, 64 * 64 * 64
+# Largest number of updates between two looks at signals.
+MOST_UPDATES = 1000
+# Sums may be reordered and products fused, but NaN and infinity keep their meaning.
+_FAST = {"reassoc", "contract", "arcp", "nsz", "afn"}
+
+
+class NativeUpdates:
+    """Runs blocks of updates of a network in machine code, where that is possible and faster.
+
+    Args:
+        network: The network, changed in place.
+        rule: Its learning rule.
+        is_forced: Whether to use machine code for networks of any size that it can handle.
+    """
+
+    def __init__(self, network: KSMNetwork, rule: Any, *, is_forced: bool = False) -> None:
+        self.network, self.is_forced = network, is_forced
+        self.is_natural = isinstance(rule, NaturalRule)
+        self._has_rule = isinstance(rule, GainRule)
+
+    def fits(self, batches: Tensor) -> bool:
+        """Whether a block of batches (updates, batch, m) should run in machine code."""
+        if not (self._has_rule and is_available()):
+            return False
+        W, (_, batch, m) = self.network.W, batches.shape
+        if W.device.type != "cpu" or W.dtype not in (torch.float32, torch.float64) or batch == 0:
+            return False
+        if not self.is_forced and (len(W) > _MOST_NEURONS or len(W) * batch * max(m, len(W)) > _MOST_PRODUCTS):
+            return False
+        return scalar.scalar_kernel(self.network.kernel, torch.finfo(W.dtype).eps) is not None
+
+    def run(self, batches: Tensor, sizes: np.ndarray) -> int:
+        """One update per batch (updates, batch, m) with step sizes (updates, 3) of W, q and L; not 0 if one failed."""
+        network = self.network
+        kernel, W, q, L = network.kernel, network.W.detach(), network.q.detach(), network.L.detach()
+        dtype = W.numpy().dtype
+        found = scalar.scalar_kernel(kernel, float(np.finfo(dtype).eps))
+        assert found is not None
+        block = _compile(found.formula, found.self_formula, kernel.is_radial)
+        failed: int = block(
+            np.ascontiguousarray(batches.detach().to(W).numpy()), W.numpy(), q.numpy(), L.numpy(),
+            np.ascontiguousarray(sizes, dtype), dtype.type(network.ridge), np.asarray(found.params, dtype),
+            np.finfo(dtype).tiny, not kernel.is_homogeneous, self.is_natural,
+        )  # fmt: skip
+        for weights in (network.W, network.q, network.L):
+            torch.autograd.graph.increment_version(weights)
+        return failed
+
+
+@cache
+def is_available() -> bool:
+    """Whether numba is installed."""
+    found = find_spec("numba") is not None
+    _logger.debug("Small networks on the CPU learn by %s.", "machine code" if found else "torch operations: no numba")
+    return found
+
+
+@cache
+def _compile(formula: Any, self_formula: Any, is_radial: bool) -> Callable[..., int]:
+    """The block of updates with a kernel. Machine code for a dtype is made, or read from disk, at the first call."""
+    import numba
+    from numba.extending import register_jitable
+
+    for function in (*native_block.HELPERS, formula, self_formula):
+        _register(register_jitable, function)
+    block = native_block.make_block(scalar.ScalarKernel(formula, self_formula, ()), is_radial)
+    with _cache_folder(numba.config) as folder:
+        compiled = numba.njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=folder is not None)(block)
+    COMPILED.append(compiled)
+    return _announced(compiled, formula.__name__)
+
+
+COMPILED: list[Any] = []
+"""The compiled functions of this process, one per kernel."""
+_registered: set[Any] = set()
+
+
+def _register(register_jitable: Any, function: Any) -> None:
+    if function not in _registered:
+        register_jitable(fastmath=_FAST, error_model="numpy")(function)
+        _registered.add(function)
+
+
+def _announced(compiled: Any, name: str) -> Callable[..., int]:
+    """The compiled function; a call that takes long because it compiles says so in the log."""
+
+    def call(*args: Any) -> int:
+        known = len(compiled.signatures)
+        start = time.perf_counter()
+        failed: int = compiled(*args)
+        if len(compiled.signatures) > known:
+            _logger.debug("Updates with the kernel %s: ready after %.1f s.", name, time.perf_counter() - start)
+        return failed
+
+    return call
+
+
+@contextmanager
+def _cache_folder(config: Any) -> Iterator[Path | None]:
+    """The folder of compiled code, as numba's own for the time of the block; None if no folder can be written."""
+    before = config.CACHE_DIR
+    folder = Path(before) if before else next((each for each in _folders() if _is_usable(each)), None)
+    if folder is None:
+        _logger.debug("Machine code is compiled anew in every process: no folder for it can be written.")
+        yield None
+        return
+    config.CACHE_DIR = str(folder)
+    try:
+        yield folder
+    finally:
+        config.CACHE_DIR = before
+
+
+def _folders() -> Iterator[Path]:
+    """Folders for compiled code, best first. Their name changes with the source, so that old code is never used."""
+    sources = [Path(module.__file__ or "").read_bytes() for module in (scalar, native_block)]
+    name = f"native-{hashlib.sha256(b''.join(sources)).hexdigest()[:16]}"
+    if sys.platform == "win32":
+        home = os.environ.get("LOCALAPPDATA")
+    else:
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if home:
+        yield Path(home) / "ksm_lightning" / name
+    if hasattr(os, "getuid"):
+        yield Path(tempfile.gettempdir()) / f"ksm_lightning-{os.getuid()}" / name
+
+
+def _is_usable(folder: Path) -> bool:
+    """Whether compiled code can be stored there, and nobody else can: it is run."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (folder, folder.parent):
+            found = each.stat()
+            if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & stat.S_IWOTH):
+                return False
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False

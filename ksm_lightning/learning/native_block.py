@@ -1,0 +1,223 @@
+"""A block of updates as plain loops over numbers, which :mod:`ksm_lightning.learning.native` compiles.
+
+The same rules as in :mod:`ksm_lightning.learning.rules`, for networks so small that calling an operation of torch takes
+longer than computing it. Arrays of a batch are (n, batch): the loops over samples, which are the innermost ones, run
+over neighbouring numbers and become vector instructions. Only what numba compiles is used here.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ksm_lightning.kernels.scalar import ScalarKernel
+
+# As in ksm_lightning.learning.rules: compiled code contains their values.
+_TRUST, _GAIN_FLOOR, _RESPONSE_LIMIT = 0.5, 0.01, 2.0
+
+
+def factorise(S: Any) -> int:
+    """Cholesky factorisation in place of the lower triangle of S (n, n); the number of the failed column, or 0."""
+    n, one = S.shape[0], S.dtype.type(1)
+    for j in range(n):
+        pivot = S[j, j]
+        for f in range(j):
+            pivot -= S[j, f] * S[j, f]
+        if not pivot > 0:
+            return j + 1
+        S[j, j] = math.sqrt(pivot)
+        inverse = one / S[j, j]
+        for i in range(j + 1, n):
+            rest = S[i, j]
+            for f in range(j):
+                rest -= S[i, f] * S[j, f]
+            S[i, j] = rest * inverse
+    return 0
+
+
+def subtract_rows(Y: Any, i: int, factors: Any, start: int, stop: int) -> None:
+    """``y_i -= sum_j factors_j y_j`` for start <= j < stop, four rows at a time."""
+    batch, row, j = Y.shape[1], Y[i], start
+    while j + 4 <= stop:
+        f0, f1, f2, f3 = factors[j], factors[j + 1], factors[j + 2], factors[j + 3]
+        y0, y1, y2, y3 = Y[j], Y[j + 1], Y[j + 2], Y[j + 3]
+        for s in range(batch):
+            row[s] -= f0 * y0[s] + f1 * y1[s] + f2 * y2[s] + f3 * y3[s]
+        j += 4
+    while j < stop:
+        f0, y0 = factors[j], Y[j]
+        for s in range(batch):
+            row[s] -= f0 * y0[s]
+        j += 1
+
+
+def solve(S: Any, Y: Any) -> None:
+    """Replace the columns of Y (n, batch) by the solutions with the matrix whose factor is S (n, n)."""
+    n, batch, one = Y.shape[0], Y.shape[1], S.dtype.type(1)
+    for i in range(n):
+        subtract_rows(Y, i, S[i], 0, i)
+        inverse = one / S[i, i]
+        for s in range(batch):
+            Y[i, s] *= inverse
+    for i in range(n - 1, -1, -1):
+        subtract_rows(Y, i, S[:, i], i + 1, n)
+        inverse = one / S[i, i]
+        for s in range(batch):
+            Y[i, s] *= inverse
+
+
+def ascend(L: Any, Y: Any, step: Any) -> None:
+    """``L += step (<y y^T> - L)``, four columns at a time."""
+    n, batch, real = Y.shape[0], Y.shape[1], L.dtype.type
+    keep, part = real(1) - step, step / real(batch)
+    for i in range(n):
+        row, j = Y[i], 0
+        while j + 4 <= i + 1:
+            y0, y1, y2, y3 = Y[j], Y[j + 1], Y[j + 2], Y[j + 3]
+            c0, c1, c2, c3 = real(0), real(0), real(0), real(0)
+            for s in range(batch):
+                c0 += row[s] * y0[s]
+                c1 += row[s] * y1[s]
+                c2 += row[s] * y2[s]
+                c3 += row[s] * y3[s]
+            L[i, j] = keep * L[i, j] + part * c0
+            L[i, j + 1] = keep * L[i, j + 1] + part * c1
+            L[i, j + 2] = keep * L[i, j + 2] + part * c2
+            L[i, j + 3] = keep * L[i, j + 3] + part * c3
+            j += 4
+        while j <= i:
+            y0, c0 = Y[j], real(0)
+            for s in range(batch):
+                c0 += row[s] * y0[s]
+            L[i, j] = keep * L[i, j] + part * c0
+            j += 1
+        for f in range(i):
+            L[f, i] = L[i, f]
+
+
+def limit_lengths(Y: Any, longest: Any, norm: Any) -> None:
+    """Shorten columns of Y (n, batch) to the lengths ``longest`` (batch,)."""
+    n, batch, real = Y.shape[0], Y.shape[1], Y.dtype.type
+    for s in range(batch):
+        norm[s] = real(0)
+    for i in range(n):
+        for s in range(batch):
+            norm[s] += Y[i, s] * Y[i, s]
+    for s in range(batch):
+        length = math.sqrt(norm[s])
+        norm[s] = longest[s] / length if length > longest[s] else real(1)
+    for i in range(n):
+        for s in range(batch):
+            Y[i, s] *= norm[s]
+
+
+HELPERS: tuple[Callable[..., Any], ...] = (factorise, subtract_rows, solve, ascend, limit_lengths)
+
+
+def make_block(kernel: ScalarKernel, is_radial: bool) -> Callable[..., int]:
+    """The function that runs a block of updates with a kernel.
+
+    Its arguments are the batches x (updates, batch, m), the weights W (n, m), q (n,) and L (n, n), which are changed in
+    place, the step sizes of W, q and L (updates, 3), the ridge, the kernel's numbers, whether q is learned, and whether
+    steps are natural. All numbers have the same dtype. It returns 0, or the column at which a factorisation failed.
+    """
+    formula, self_formula = kernel.formula, kernel.self_formula
+
+    def block(
+        x: Any, W: Any, q: Any, L: Any, sizes: Any, ridge: Any, params: Any, tiny: Any, learns_q: bool, is_natural: bool
+    ) -> int:
+        updates, batch, m = x.shape
+        n, real, dtype = W.shape[0], W.dtype.type, W.dtype
+        zero, one, half, share = real(0), real(1), real(0.5), real(1) / real(batch)
+        xT, x2, longest = np.empty((m, batch), dtype), np.empty(batch, dtype), np.empty(batch, dtype)
+        K, A, B, Y = (
+            np.empty((n, batch), dtype),
+            np.empty((n, batch), dtype),
+            np.empty((n, batch), dtype),
+            np.empty((n, batch), dtype),
+        )
+        S, work, direction = np.empty((n, n), dtype), np.empty(batch, dtype), np.empty(m, dtype)
+        norm2, curvature, slope, gain = np.empty(n, dtype), np.empty(n, dtype), np.empty(n, dtype), np.empty(n, dtype)
+        failed = 0
+        for update in range(updates):
+            step_W, step_q, step_L = sizes[update, 0], sizes[update, 1], sizes[update, 2]
+            for s in range(batch):
+                x2[s] = zero
+            for f in range(m):
+                for s in range(batch):
+                    xT[f, s] = x[update, s, f]
+                    x2[s] += xT[f, s] * xT[f, s]
+            # Similarities, their derivatives a x - b w, and the drive.
+            sum_gain, sum_norm2 = zero, zero
+            for i in range(n):
+                w2, gain_i = zero, q[i] if learns_q else one
+                for s in range(batch):
+                    work[s] = zero
+                for f in range(m):
+                    w = W[i, f]
+                    w2 += w * w
+                    if is_radial:
+                        for s in range(batch):
+                            difference = xT[f, s] - w
+                            work[s] += difference * difference
+                    else:
+                        for s in range(batch):
+                            work[s] += xT[f, s] * w
+                for s in range(batch):
+                    k, a, b = formula(work[s], x2[s], w2, params)
+                    K[i, s], A[i, s], B[i, s] = k, a, b
+                    Y[i, s] = gain_i * K[i, s]
+                own, curved, sloped = self_formula(w2, params)
+                norm2[i], curvature[i], slope[i] = own, curved, sloped
+                if is_natural and norm2[i] < tiny:
+                    norm2[i] = tiny
+                gain[i] = gain_i * gain_i * norm2[i]
+                sum_gain += gain[i]
+                sum_norm2 += norm2[i]
+            # Responses.
+            for i in range(n):
+                for j in range(i + 1):
+                    S[i, j] = L[i, j]
+                S[i, i] += ridge
+            info = factorise(S)
+            if info != 0 and failed == 0:
+                failed = info
+            solve(S, Y)
+            if is_natural:
+                for s in range(batch):
+                    own, _, _ = self_formula(x2[s], params)
+                    longest[s] = max(real(_RESPONSE_LIMIT) * math.sqrt(max(real(own), zero)), tiny)
+                limit_lengths(Y, longest, work)
+            # Steps of W and q, from the mean of y (a x - b w) - q/2 df(w,w)/dw and of y k.
+            floor, mean_norm2 = real(_GAIN_FLOOR) * sum_gain / real(n), sum_norm2 / real(n)
+            for i in range(n):
+                gain_i, drive, along = q[i] if learns_q else one, zero, zero
+                for s in range(batch):
+                    drive += Y[i, s] * K[i, s]
+                    along += Y[i, s] * B[i, s]
+                    work[s] = Y[i, s] * A[i, s]
+                back, length2 = share * along + half * gain_i * slope[i], zero
+                for f in range(m):
+                    total = zero
+                    for s in range(batch):
+                        total += work[s] * xT[f, s]
+                    direction[f] = share * total - back * W[i, f]
+                    length2 += direction[f] * direction[f]
+                if is_natural:
+                    size = step_W * gain_i * norm2[i] / (max(gain[i], floor) * curvature[i])
+                    if length2 > zero:
+                        most = real(_TRUST) * math.sqrt(max(norm2[i], mean_norm2) / (length2 * curvature[i]))
+                        size = min(max(size, -most), most)
+                    step = step_q * (share * drive / norm2[i] - q[i])
+                else:
+                    size = step_W / gain_i
+                    step = step_q * (share * drive - q[i] * norm2[i])
+                if learns_q:
+                    q[i] += step
+                for f in range(m):
+                    W[i, f] += size * direction[f]
+            ascend(L, Y, step_L)
+        return failed
+
+    return block

@@ -1,0 +1,49 @@
+"""Single samples of a stream that are learned together."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+# Largest number of samples that wait.
+_MOST = 256
+
+
+class Waiting:
+    """Single samples of a stream that wait to be learned together, which takes a fraction of the time.
+
+    Nothing that can be observed depends on it: they are learned, one update each, before anything else is done.
+
+    Args:
+        params: The parameters with which the last samples were learned.
+        x: These samples (samples, m). Only samples with no larger values wait: the others are checked first.
+    """
+
+    def __init__(self, params: dict[str, Any], x: Tensor) -> None:
+        # A dictionary may be changed in place.
+        self.params = {name: dict(value) if isinstance(value, dict) else value for name, value in params.items()}
+        self.shape, self.largest = (1, x.shape[1]), float(x.abs().max()) if len(x) else 0.0
+        self.dtype = x.numpy().dtype
+        self.rows: list[np.ndarray] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to learn."""
+        return len(self.rows) >= _MOST
+
+    def take(self, X: Any, params: Mapping[str, Any]) -> bool:
+        """Let a sample wait; False if it has to be checked, or the parameters may have changed."""
+        if type(X) is not np.ndarray or X.shape != self.shape or X.dtype != self.dtype:
+            return False
+        if not np.abs(X).max() <= self.largest:  # or NaN
+            return False
+        if any(params[name] is not value and params[name] != value for name, value in self.params.items()):
+            return False
+        self.rows.append(X.copy())
+        return True
+
+    def give(self) -> list[np.ndarray]:
+        """The samples that wait; none do afterwards."""
+        rows, self.rows = self.rows, []
+        return rows
