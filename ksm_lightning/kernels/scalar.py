@@ -15,6 +15,8 @@ from ksm_lightning.kernels.base import Kernel
 from ksm_lightning.kernels.radial import CauchyKernel, GaussianKernel, LaplacianKernel
 
 Triple = tuple[float, float, float]
+Formula = Callable[[float, float, float, Any], Triple]
+SelfFormula = Callable[[float, Any], Triple]
 
 
 def gaussian(s: float, x2: float, w2: float, p: Any) -> Triple:
@@ -118,8 +120,8 @@ def arc_cosine_0_self(w2: float, p: Any) -> Triple:
 class ScalarKernel(NamedTuple):
     """A kernel as functions of numbers."""
 
-    formula: Callable[[float, float, float, Any], Triple]
-    self_formula: Callable[[float, Any], Triple]
+    formula: Formula
+    self_formula: SelfFormula
     params: tuple[float, ...]
 
 

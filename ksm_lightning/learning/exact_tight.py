@@ -21,13 +21,13 @@ from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
 
 # Added to the diagonal of K, relative to f(w, w): landmarks closer than this are not told apart. Responses amplify
 # rounding errors of k by up to its inverse root.
-_JITTER = {torch.float32: 1e-6, torch.float64: 1e-10}
+JITTER = {torch.float32: 1e-6, torch.float64: 1e-10}
 
 
 def add_jitter(K: Tensor, dtype: torch.dtype) -> Tensor:
     """``K`` (p, p), float64, with a jitter on its diagonal, in place, that suits weights of ``dtype``."""
     own = K.diagonal()
-    own.add_(_JITTER[dtype] * (own + 1e-6 * own.mean()) + torch.finfo(dtype).tiny)  # also where all similarities are 0
+    own.add_(JITTER[dtype] * (own + 1e-6 * own.mean()) + torch.finfo(dtype).tiny)  # also where all similarities are 0
     return K
 
 

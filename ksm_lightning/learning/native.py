@@ -1,7 +1,8 @@
 """Updates in machine code, for small networks on the CPU: the whole block without Python in between.
 
-numba compiles the loops of :mod:`ksm_lightning.learning.native_block` once per kernel and dtype, in a few seconds, and
-keeps the machine code in a folder of the user's. Without numba (the extra ``fast``), updates run as torch operations.
+numba compiles the loops of :mod:`.native_block` and :mod:`.native_tight` once per kernel and dtype, in a few seconds,
+and keeps the machine code in a folder of the user's. Without numba (the extra ``fast``), updates run as torch
+operations.
 """
 
 import hashlib
@@ -23,14 +24,17 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import scalar
-from ksm_lightning.learning import native_block
+from ksm_lightning.learning import native_block, native_tight
+from ksm_lightning.learning.exact_tight import JITTER
 from ksm_lightning.learning.rules import GainRule, NaturalRule
+from ksm_lightning.learning.tight_rule import TightRule
 from ksm_lightning.network import KSMNetwork
 
 _logger = logging.getLogger(__name__)
 
-# Above these sizes the matrix products of torch are faster, see the crossover in scripts/benchmark/RESULTS.md.
-_MOST_NEURONS, _MOST_PRODUCTS = 128, 64 * 64 * 64
+# Beyond this number of landmarks, or of products p batch max(m, n), torch is as fast. Measured on two cores
+# (scripts/benchmark/RESULTS.md, "Machine code or torch"): at p = 160 machine code takes 0.7 of torch's time, at 256 1.0.
+MOST_LANDMARKS, MOST_PRODUCTS = 160, 5_000_000
 # Largest number of updates between two looks at signals.
 MOST_UPDATES = 1000
 # Sums may be reordered and products fused, but NaN and infinity keep their meaning.
@@ -46,37 +50,40 @@ class NativeUpdates:
         is_forced: Whether to use machine code for networks of any size that it can handle.
     """
 
-    def __init__(self, network: KSMNetwork, rule: Any, *, is_forced: bool = False) -> None:
-        self.network, self.is_forced = network, is_forced
-        self.is_natural = isinstance(rule, NaturalRule)
-        self._has_rule = isinstance(rule, GainRule)
+    def __init__(self, network: KSMNetwork, rule: GainRule | TightRule, *, is_forced: bool = False) -> None:
+        self.network, self.rule, self.is_forced = network, rule, is_forced
 
     def fits(self, batches: Tensor) -> bool:
         """Whether a block of batches (updates, batch, m) should run in machine code."""
-        if not (self._has_rule and is_available()):
-            return False
         W, (_, batch, m) = self.network.W, batches.shape
         if W.device.type != "cpu" or W.dtype not in (torch.float32, torch.float64) or batch == 0:
             return False
-        if not self.is_forced and (len(W) > _MOST_NEURONS or len(W) * batch * max(m, len(W)) > _MOST_PRODUCTS):
+        n, p = self.network.num_neurons, len(W)
+        if not self.is_forced and (p > MOST_LANDMARKS or p * batch * max(m, n) > MOST_PRODUCTS):
             return False
-        return scalar.scalar_kernel(self.network.kernel, torch.finfo(W.dtype).eps) is not None
+        return scalar.scalar_kernel(self.network.kernel, torch.finfo(W.dtype).eps) is not None and is_available()
 
     def run(self, batches: Tensor, sizes: np.ndarray) -> int:
         """One update per batch (updates, batch, m) with step sizes (updates, 3) of W, q and L; not 0 if one failed."""
-        network = self.network
-        kernel, W, q, L = network.kernel, network.W.detach(), network.q.detach(), network.L.detach()
+        network, rule, kernel = self.network, self.rule, self.network.kernel
+        W, gains, L = network.W.detach(), network.gains.detach(), network.L.detach()
         dtype = W.numpy().dtype
         found = scalar.scalar_kernel(kernel, float(np.finfo(dtype).eps))
         assert found is not None
-        block = _compile(found.formula, found.self_formula, kernel.is_radial)
-        failed: int = block(
-            np.ascontiguousarray(batches.detach().to(W).numpy()), W.numpy(), q.numpy(), L.numpy(),
-            np.ascontiguousarray(sizes, dtype), dtype.type(network.ridge), np.asarray(found.params, dtype),
-            np.finfo(dtype).tiny, not kernel.is_homogeneous, self.is_natural,
-        )  # fmt: skip
-        for weights in (network.W, network.q, network.L):
-            torch.autograd.graph.increment_version(weights)
+        x, steps = np.ascontiguousarray(batches.detach().to(W).numpy()), np.ascontiguousarray(sizes, dtype)
+        weights = (W.numpy(), gains.numpy(), L.numpy())
+        ridge, params, tiny = dtype.type(network.ridge), np.asarray(found.params, dtype), np.finfo(dtype).tiny
+        block = _compile(found.formula, found.self_formula, kernel.is_radial, isinstance(rule, TightRule))
+        if isinstance(rule, TightRule):
+            mean, square, count = rule.averages(W)
+            averages, wide = (mean.numpy(), square.numpy(), count), np.asarray(found.params, np.float64)
+            failed = block(x, *weights, *averages, steps, ridge, params, wide, tiny, JITTER[W.dtype])
+            rule.count(len(x))
+        else:
+            is_natural = isinstance(rule, NaturalRule)
+            failed = block(x, *weights, steps, ridge, params, tiny, not kernel.is_homogeneous, is_natural)
+        for each in (network.W, network.gains, network.L):
+            torch.autograd.graph.increment_version(each)
         return failed
 
 
@@ -89,18 +96,22 @@ def is_available() -> bool:
 
 
 @cache
-def _compile(formula: Any, self_formula: Any, is_radial: bool) -> Callable[..., int]:
+def _compile(
+    formula: scalar.Formula, self_formula: scalar.SelfFormula, is_radial: bool, is_tight: bool
+) -> Callable[..., int]:
     """The block of updates with a kernel. Machine code for a dtype is made, or read from disk, at the first call."""
     import numba
     from numba.extending import register_jitable
 
-    for function in (*native_block.HELPERS, formula, self_formula):
+    fill = native_block.make_fill(formula, is_radial)
+    for function in (*native_block.HELPERS, *native_tight.TIGHT_HELPERS, formula, self_formula, fill):
         _register(register_jitable, function)
-    block = native_block.make_block(scalar.ScalarKernel(formula, self_formula, ()), is_radial)
+    make = native_tight.make_tight_block if is_tight else native_block.make_block
+    block = make(fill, self_formula)
     with _cache_folder(numba.config) as folder:
         compiled = numba.njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=folder is not None)(block)
     COMPILED.append(compiled)
-    return _announced(compiled, formula.__name__)
+    return _announced(compiled, formula)
 
 
 COMPILED: list[Any] = []
@@ -109,12 +120,13 @@ _registered: set[Any] = set()
 
 
 def _register(register_jitable: Any, function: Any) -> None:
+    # Inlined: a function that is called would be another one, with other rounding, in code that was read from disk.
     if function not in _registered:
-        register_jitable(fastmath=_FAST, error_model="numpy")(function)
+        register_jitable(fastmath=_FAST, error_model="numpy", forceinline=True)(function)
         _registered.add(function)
 
 
-def _announced(compiled: Any, name: str) -> Callable[..., int]:
+def _announced(compiled: Any, formula: Callable[..., Any]) -> Callable[..., int]:
     """The compiled function; a call that takes long because it compiles says so in the log."""
 
     def call(*args: Any) -> int:
@@ -122,7 +134,8 @@ def _announced(compiled: Any, name: str) -> Callable[..., int]:
         start = time.perf_counter()
         failed: int = compiled(*args)
         if len(compiled.signatures) > known:
-            _logger.debug("Updates with the kernel %s: ready after %.1f s.", name, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            _logger.debug("Updates with the kernel %s: ready after %.1f s.", formula.__name__, seconds)
         return failed
 
     return call
@@ -146,7 +159,7 @@ def _cache_folder(config: Any) -> Iterator[Path | None]:
 
 def _folders() -> Iterator[Path]:
     """Folders for compiled code, best first. Their name changes with the source, so that old code is never used."""
-    sources = [Path(module.__file__ or "").read_bytes() for module in (scalar, native_block)]
+    sources = [Path(module.__file__ or "").read_bytes() for module in (scalar, native_block, native_tight)]
     name = f"native-{hashlib.sha256(b''.join(sources)).hexdigest()[:16]}"
     if sys.platform == "win32":
         home = os.environ.get("LOCALAPPDATA")

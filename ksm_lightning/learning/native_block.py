@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ksm_lightning.kernels.scalar import ScalarKernel
+from ksm_lightning.kernels.scalar import Formula, SelfFormula
 
 # As in ksm_lightning.learning.rules: compiled code contains their values.
 _TRUST, _GAIN_FLOOR, _RESPONSE_LIMIT = 0.5, 0.01, 2.0
@@ -112,17 +112,60 @@ def limit_lengths(Y: Any, longest: Any, norm: Any) -> None:
             Y[i, s] *= norm[s]
 
 
-HELPERS: tuple[Callable[..., Any], ...] = (factorise, subtract_rows, solve, ascend, limit_lengths)
+def make_fill(formula: Formula, is_radial: bool) -> Callable[..., None]:
+    """The function that computes similarities of points and landmarks with a kernel.
+
+    Its arguments are points xT (m, batch) with their squared lengths x2 (batch,), landmarks W (n, m), the kernel's
+    numbers, and what it computes: k = f(x, w) (n, batch), A and B (n, batch) with ``df(w, x)/dw = a x - b w``, and the
+    squared lengths of W (n,).
+    """
+
+    def fill(xT: Any, x2: Any, W: Any, params: Any, K: Any, A: Any, B: Any, w2: Any) -> None:
+        (n, m), batch, zero = W.shape, xT.shape[1], W.dtype.type(0)
+        for i in range(n):
+            length2, row = zero, K[i]
+            for s in range(batch):
+                row[s] = zero
+            for f in range(m):
+                w = W[i, f]
+                length2 += w * w
+                if is_radial:
+                    for s in range(batch):
+                        difference = xT[f, s] - w
+                        row[s] += difference * difference
+                else:
+                    for s in range(batch):
+                        row[s] += xT[f, s] * w
+            w2[i] = length2
+            for s in range(batch):
+                k, a, b = formula(row[s], x2[s], length2, params)
+                K[i, s], A[i, s], B[i, s] = k, a, b
+
+    return fill
 
 
-def make_block(kernel: ScalarKernel, is_radial: bool) -> Callable[..., int]:
-    """The function that runs a block of updates with a kernel.
+def transpose(x: Any, xT: Any, x2: Any) -> None:
+    """Points x (batch, m) as xT (m, batch), and their squared lengths (batch,)."""
+    batch, m = x.shape
+    for s in range(batch):
+        x2[s] = x.dtype.type(0)
+    for f in range(m):
+        for s in range(batch):
+            xT[f, s] = x[s, f]
+            x2[s] += xT[f, s] * xT[f, s]
+
+
+HELPERS: tuple[Callable[..., Any], ...] = (factorise, subtract_rows, solve, ascend, limit_lengths, transpose)
+
+
+def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable[..., int]:
+    """The function that runs a block of updates of the paper's bound with a kernel.
 
     Its arguments are the batches x (updates, batch, m), the weights W (n, m), q (n,) and L (n, n), which are changed in
-    place, the step sizes of W, q and L (updates, 3), the ridge, the kernel's numbers, whether q is learned, and whether
-    steps are natural. All numbers have the same dtype. It returns 0, or the column at which a factorisation failed.
+    place, the step sizes of W, q and L (updates, 3), the ridge, the kernel's numbers, the smallest number, whether q is
+    learned, and whether steps are natural. All numbers have the same dtype. It returns 0, or the column at which a
+    factorisation failed.
     """
-    formula, self_formula = kernel.formula, kernel.self_formula
 
     def block(
         x: Any, W: Any, q: Any, L: Any, sizes: Any, ridge: Any, params: Any, tiny: Any, learns_q: bool, is_natural: bool
@@ -131,44 +174,21 @@ def make_block(kernel: ScalarKernel, is_radial: bool) -> Callable[..., int]:
         n, real, dtype = W.shape[0], W.dtype.type, W.dtype
         zero, one, half, share = real(0), real(1), real(0.5), real(1) / real(batch)
         xT, x2, longest = np.empty((m, batch), dtype), np.empty(batch, dtype), np.empty(batch, dtype)
-        K, A, B, Y = (
-            np.empty((n, batch), dtype),
-            np.empty((n, batch), dtype),
-            np.empty((n, batch), dtype),
-            np.empty((n, batch), dtype),
-        )
+        K, A = np.empty((n, batch), dtype), np.empty((n, batch), dtype)
+        B, Y = np.empty((n, batch), dtype), np.empty((n, batch), dtype)
         S, work, direction = np.empty((n, n), dtype), np.empty(batch, dtype), np.empty(m, dtype)
         norm2, curvature, slope, gain = np.empty(n, dtype), np.empty(n, dtype), np.empty(n, dtype), np.empty(n, dtype)
-        failed = 0
+        w2, failed = np.empty(n, dtype), 0
         for update in range(updates):
             step_W, step_q, step_L = sizes[update, 0], sizes[update, 1], sizes[update, 2]
-            for s in range(batch):
-                x2[s] = zero
-            for f in range(m):
-                for s in range(batch):
-                    xT[f, s] = x[update, s, f]
-                    x2[s] += xT[f, s] * xT[f, s]
-            # Similarities, their derivatives a x - b w, and the drive.
+            transpose(x[update], xT, x2)
+            fill(xT, x2, W, params, K, A, B, w2)
             sum_gain, sum_norm2 = zero, zero
             for i in range(n):
-                w2, gain_i = zero, q[i] if learns_q else one
+                gain_i = q[i] if learns_q else one
                 for s in range(batch):
-                    work[s] = zero
-                for f in range(m):
-                    w = W[i, f]
-                    w2 += w * w
-                    if is_radial:
-                        for s in range(batch):
-                            difference = xT[f, s] - w
-                            work[s] += difference * difference
-                    else:
-                        for s in range(batch):
-                            work[s] += xT[f, s] * w
-                for s in range(batch):
-                    k, a, b = formula(work[s], x2[s], w2, params)
-                    K[i, s], A[i, s], B[i, s] = k, a, b
                     Y[i, s] = gain_i * K[i, s]
-                own, curved, sloped = self_formula(w2, params)
+                own, curved, sloped = self_formula(w2[i], params)
                 norm2[i], curvature[i], slope[i] = own, curved, sloped
                 if is_natural and norm2[i] < tiny:
                     norm2[i] = tiny

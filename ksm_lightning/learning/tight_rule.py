@@ -101,6 +101,22 @@ class TightRule:
             self._mean, self._square = state["mean"].clone(), state["square"].clone()
             self._steps = int(state["steps"])
 
+    def averages(self, W: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Running means of W's directions (p, m) and of their squared lengths (p,), and how many updates they contain.
+
+        :mod:`~ksm_lightning.learning.native` changes them in place.
+        """
+        if self._mean.shape != W.shape:
+            self._mean, self._square = torch.zeros_like(W, requires_grad=False), torch.zeros_like(W[:, 0].double())
+            self._steps = 0
+        self._mean, self._square = self._mean.to(W), self._square.to(W.device)
+        return self._mean, self._square, self._steps
+
+    def count(self, updates: int) -> None:
+        """Count updates that the running means contain."""
+        self._steps += updates
+        self._own = None
+
     # ------------------------------------------------------------------ one update
 
     def own_terms(self, kernel: Kernel, W: Tensor) -> tuple[SelfTerms, LandmarkTerms]:
@@ -153,12 +169,10 @@ class TightRule:
         value = torch.ones(len(W), dtype=W.dtype, device=W.device) if terms.value is None else terms.value
         length = (value.clamp(min=torch.finfo(W.dtype).tiny) / terms.curvature).sqrt()  # |dw| of a step |dphi| = |phi|
         direction = seen.gradient_W * length[:, None]
-        if self._mean.shape != W.shape:
-            self._mean, self._square, self._steps = torch.zeros_like(W), torch.zeros_like(W[:, 0].double()), 0
-        self._mean, self._square = self._mean.to(W), self._square.to(W.device)
+        self.averages(W)
         self._mean.lerp_(direction, 1 - _MEMORY)
         self._square.lerp_(direction.double().square().sum(1), 1 - _MEMORY_OF_LENGTH)
-        self._steps += 1
+        self.count(1)
         square = self._square / (1 - _MEMORY_OF_LENGTH**self._steps)
         norm = (square + _FLOOR * square.mean()).sqrt_().clamp_(min=torch.finfo(torch.float64).tiny)
         size = (length / norm).to(W.dtype) * (step * W.shape[1] ** -0.25 / (1 - _MEMORY**self._steps))

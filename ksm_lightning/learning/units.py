@@ -130,9 +130,14 @@ def tight_updates(num_landmarks: int) -> int:
     return max(25, min(200, 20_000 // num_landmarks))
 
 
+def tight_batch(num_landmarks: int) -> int:
+    """Points per update of the tight bound: W's direction needs several times as many as landmarks."""
+    return max(256, min(1024, 8 * num_landmarks))
+
+
 def judge_count(num_landmarks: int) -> int:
     """Number of points that decide whether landmarks have become better or worse. Fewer do not show rare points."""
-    return min(4096, max(2000, 2 * num_landmarks))
+    return min(4096, max(1000, min(2000, 40 * num_landmarks), 2 * num_landmarks))
 
 
 def start_count(num_landmarks: int) -> int:

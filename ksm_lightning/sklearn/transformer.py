@@ -17,6 +17,7 @@ from ksm_lightning.kernels import Kernel, make_kernel, random_subset
 from ksm_lightning.learning import Stream, check_range, tight_updates, train_on_few
 from ksm_lightning.learning.stream import check_half_life
 from ksm_lightning.learning.training import BATCH_SIZES
+from ksm_lightning.learning.units import tight_batch
 from ksm_lightning.network import Bound, KSMNetwork, check_bound
 from ksm_lightning.network.raw_input import is_finite
 from ksm_lightning.network.readout import READOUT_SAMPLE, check_readout, encode_in_blocks
@@ -53,7 +54,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             network's own representation.
         updates: Number of updates in ``fit``. Default: 25 to 200 with the tight bound, depending on the number of
             landmarks; with the paper's 2,000, or 5 per component above 400 components.
-        batch_size: Number of samples per update. Default: 1,024 with the tight bound, 64 with the paper's.
+        batch_size: Number of samples per update. Default: 8 times the landmarks, from 256 to 1,024, with the tight
+            bound, 64 with the paper's.
         half_life: Number of samples after which ``partial_fit`` has forgotten half of the past, at least
             ``n_landmarks``. Use it for a stream that changes; a shorter one follows faster, but the features are those
             of fewer samples. Default: nothing is forgotten.
@@ -223,7 +225,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 f"`n_landmarks` must be at least `n_components`, {n}, and equal to it with bound='paper', got "
                 f"{landmarks} with bound={self.bound!r}."
             )
-        return bound, landmarks, BATCH_SIZES[bound] if self.batch_size is None else self.batch_size
+        default = tight_batch(landmarks) if bound == "tight" else BATCH_SIZES[bound]
+        return bound, landmarks, default if self.batch_size is None else self.batch_size
 
     def _draw_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))

@@ -21,11 +21,13 @@ from ksm_lightning.cli import main as ksm
 from ksm_lightning.data import HalfMoonsDataModule
 from ksm_lightning.kernels import GaussianKernel, Kernel, PowerCosineKernel
 from ksm_lightning.learning import Learner, Phase, PhaseSchedule, Rates, Schedule
+from ksm_lightning.learning.acceleration import Acceleration
 from ksm_lightning.learning.responses import Inverse
 from ksm_lightning.network import DataInit, KSMNetwork, NormalInit, functional
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PAPER_MOONS, PAPER_MNIST = Rates(0.01, 0.01, 0.1), Rates(0.001, 0.0, 0.01)
+NATURAL_MOONS = Rates(0.08, 0.08, 0.25)
 
 
 class FixedRates(PhaseSchedule):
@@ -51,14 +53,21 @@ class Contest:
         return {candidate: min(found) for candidate, found in times.items()}
 
 
-def started(kernel: Kernel, x: Tensor, n: int, schedule: Schedule, inverse: Inverse = "auto") -> Learner:
+def started(
+    kernel: Kernel,
+    x: Tensor,
+    n: int,
+    schedule: Schedule,
+    inverse: Inverse = "auto",
+    acceleration: Acceleration = "auto",
+) -> Learner:
     """A learner at the start of its training."""
     generator = torch.Generator().manual_seed(0)
     sample = x[torch.randperm(len(x), generator=generator)[: max(2000, 2 * n)]]
     is_normal = x.shape[1] == 2 and not schedule.is_natural
     init = NormalInit(0.5) if is_normal else DataInit(sample)
     network = KSMNetwork(kernel, x.shape[1], n, plain.RIDGE, init, generator=generator)
-    learner = Learner(network, schedule, chooses_ridge=schedule.is_natural, inverse=inverse)
+    learner = Learner(network, schedule, chooses_ridge=schedule.is_natural, inverse=inverse, acceleration=acceleration)
     if learner.stage == "unstarted":
         learner.start(sample)
     return learner
@@ -76,11 +85,11 @@ def timed(learner: Learner, x: Tensor, batch: int, blocks: Sequence[int]) -> Cal
 
 def bare(
     kernel: Kernel, x: Tensor, n: int, rates: Rates, *, updates: int, batch: int = 64, is_natural: bool = False,
-    inverse: Inverse = "auto",
+    inverse: Inverse = "auto", acceleration: Acceleration = "auto", block: int = 50,
 ) -> Callable[[], float]:  # fmt: skip
     """Measures seconds per update of our loop in blocks of 50."""
-    learner = started(kernel, x, n, FixedRates(rates, is_natural=is_natural), inverse)
-    return timed(learner, x, batch, [min(50, updates - first) for first in range(0, updates, 50)])
+    learner = started(kernel, x, n, FixedRates(rates, is_natural=is_natural), inverse, acceleration)
+    return timed(learner, x, batch, [min(block, updates - first) for first in range(0, updates, block)])
 
 
 def fitted(configs: Sequence[str], *options: str) -> Callable[[], float]:
@@ -122,11 +131,32 @@ def half_moons(n: int, rounds: int, updates: int) -> dict[str, float]:
     length = updates // 5
     return Contest(
         plain=lambda: seconds_of(lambda: plain.train(x, W, plain.gaussian, length, *PAPER_MOONS)) / length,
-        bare=bare(kernel, x, n, PAPER_MOONS, updates=2 * length),
-        natural=bare(kernel, x, n, Rates(0.08, 0.08, 0.25), updates=2 * length, is_natural=True),
+        torch=bare(kernel, x, n, PAPER_MOONS, updates=2 * length, acceleration="none", block=200),
+        torch_natural=bare(
+            kernel, x, n, NATURAL_MOONS, updates=2 * length, is_natural=True, acceleration="none", block=200
+        ),
+        bare=bare(kernel, x, n, PAPER_MOONS, updates=10 * length, block=200),
+        natural=bare(kernel, x, n, NATURAL_MOONS, updates=10 * length, is_natural=True, block=200),
         fit=fitted(["half_moons", "half_moons_paper"], neurons, "--model.init=data", f"--model.phases={phases}"),
         fit_adaptive=fitted(["half_moons"], neurons, f"--model.updates={updates // 4}"),
     ).run(rounds, f"half moons, n = {n}")
+
+
+def native_or_torch(n: int, m: int, batch: int, rounds: int) -> tuple[float, float]:
+    """Milliseconds per update in machine code and by torch operations, with natural steps and a Gaussian kernel."""
+    x = torch.randn(2048, m, generator=torch.Generator().manual_seed(0))
+    kernel, count = GaussianKernel(0.7 * m**0.5), max(10, 2_000_000 // (n * batch * max(m, n)))
+    methods: dict[str, Acceleration] = {"native": "native", "torch": "none"}
+    found = Contest(
+        **{
+            name: bare(
+                kernel, x, n, Rates(0.01, 0.01, 0.03), updates=50 * count, batch=batch, is_natural=True,
+                acceleration=method, block=50,
+            )
+            for name, method in methods.items()
+        }
+    ).run(rounds, f"machine code or torch, n = {n}, m = {m}, batch {batch}")  # fmt: skip
+    return found["native"], found["torch"]
 
 
 def products(x: Tensor, n: int, batch: int = 64) -> Callable[[], float]:

@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from measurements import accuracy, crossover, half_moons, imports, memory, mnist, scaling
+from measurements import accuracy, crossover, half_moons, imports, memory, mnist, native_or_torch, scaling
 from results import machine, table, write_sections
 
 from ksm_lightning.data import CroppedMNISTDataModule
 from ksm_lightning.learning import AdaptiveSchedule, Phase, PhaseSchedule
+from ksm_lightning.learning.native import MOST_LANDMARKS, MOST_PRODUCTS
 from ksm_lightning.learning.responses import NEURONS_PER_SAMPLE
 
 HERE = Path(__file__).parent
@@ -77,17 +78,42 @@ def heading() -> str:
 def moons_report(is_quick: bool) -> list[str]:
     """The section about half moons."""
     rows, updates = [], 400 if is_quick else 20_000
-    for n, target in ((16, 3.0), (64, 3.5)):
+    for n, target in ((16, 20), (64, 12)):
         found = half_moons(n, rounds_for(is_quick), updates)
         for name, label in (
             ("plain", "plain loop"),
-            ("bare", "our update, the paper's rates"),
-            ("natural", "our update, natural steps"),
+            ("torch", "our update by torch operations, the paper's rates"),
+            ("torch_natural", "our update by torch operations, natural steps"),
+            ("bare", "our update in machine code, the paper's rates"),
+            ("natural", "our update in machine code, natural steps"),
             ("fit", f"`ksm fit`, the paper's schedule, {updates:,} updates (target: at least {target} times)"),
             ("fit_adaptive", f"`ksm fit`, adaptive schedule, {updates // 4:,} updates"),
         ):
-            rows.append([str(n), label, f"{found[name]:.3f}", f"{found['plain'] / found[name]:.1f}"])
-    return table(["n", "", "ms", "speed-up"], rows)
+            own = found["torch_natural" if name == "natural" else "torch"]
+            rows.append(
+                [
+                    str(n), label, f"{found[name]:.4f}", f"{found['plain'] / found[name]:.1f}",
+                    f"{own / found[name]:.1f}" if name in ("bare", "natural") else "",
+                ]
+            )  # fmt: skip
+    return table(["n", "", "ms", "speed-up", "over torch operations"], rows)
+
+
+def native_report(is_quick: bool) -> list[str]:
+    """The section about when machine code is faster."""
+    sizes = [(16, 2, 64), (64, 2, 64), (128, 2, 64), (160, 100, 64), (192, 2, 64), (256, 2, 64), (16, 400, 64)]
+    sizes += [(64, 400, 64), (128, 400, 64), (192, 400, 64), (16, 2, 1024), (64, 2, 512), (64, 2, 1), (128, 2, 1)]
+    rows = []
+    for n, m, batch in sizes[:2] if is_quick else sizes:
+        native, other = native_or_torch(n, m, batch, max(1, rounds_for(is_quick) - 1))
+        products = f"{n * batch * max(n, m):,}"
+        rows.append([str(n), str(m), str(batch), products, f"{native:.3f}", f"{other:.3f}", f"{other / native:.1f}"])
+    return [
+        f"Natural steps, a Gaussian kernel, blocks of 50 updates. `auto` uses machine code up to {MOST_LANDMARKS} "
+        f"landmarks and {MOST_PRODUCTS:,} products.",
+        "",
+        *table(["n", "m", "batch", "products", "machine code, ms", "torch, ms", "ratio"], rows),
+    ]
 
 
 def start_report(is_quick: bool) -> list[str]:
@@ -180,9 +206,16 @@ def sizes_report(is_quick: bool) -> list[str]:
     ]
 
 
-PARTS = {"moons": moons_report, "mnist": mnist_report, "sizes": sizes_report, "start": start_report}
+PARTS = {
+    "moons": moons_report,
+    "native": native_report,
+    "mnist": mnist_report,
+    "sizes": sizes_report,
+    "start": start_report,
+}
 TITLES = {
     "moons": "Half moons, batch 64",
+    "native": "Machine code or torch",
     "mnist": "MNIST, 400 inputs, n = 800, batch 64",
     "sizes": "Sizes",
     "start": "Start-up",

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -17,9 +16,10 @@ from helpers.learning_cases import ScaledGaussian, blocks, network_for, rates_fo
 from helpers.plain_rules import largest_difference, learner_of, update
 from helpers.processes import PATIENCE
 from helpers.runs import fit, model
-from ksm_lightning.kernels import GaussianKernel, LinearKernel, PowerCosineKernel, make_kernel
+from ksm_lightning.kernels import GaussianKernel, LaplacianKernel, LinearKernel, PowerCosineKernel, make_kernel
 from ksm_lightning.kernels.scalar import scalar_kernel
-from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, Rates, native
+from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, Rates, TightSchedule, native
+from ksm_lightning.network import NormalInit, TightNetwork
 
 pytest.importorskip("numba", reason="machine code needs numba")
 
@@ -74,6 +74,59 @@ def test_a_thousand_native_updates_equal_the_plain_rules(spec, natural):
         update(plain, batch, rates, natural)
     assert largest_difference(ours, plain) < 1e-9
     assert largest_difference(torch_path, plain) < 1e-9
+
+
+def tight_network(kernel, x, n=4, p=6) -> TightNetwork:
+    torch.manual_seed(1)
+    network = TightNetwork(kernel, x.shape[2], n, init=NormalInit(0.7), num_landmarks=p).double()
+    Learner(network, TightSchedule(), chooses_ridge=True).start(x.flatten(0, 1))
+    return network
+
+
+SMOOTH = [
+    spec for spec in KERNELS if spec[0] not in ("linear", "laplacian") and spec[1] not in ({"order": 0}, {"alpha": 1})
+]
+
+
+@pytest.mark.parametrize("spec", SMOOTH, ids=str)
+def test_native_updates_of_the_tight_bound_equal_the_torch_path(spec):
+    """Which is compared with the plain rule elsewhere. At a cusp, K itself depends on the last digit of W; the linear
+    kernel has fewer dimensions than landmarks here."""
+    kernel, x, rates = make_kernel(spec[0], **spec[1]), blocks(updates=200, batch=40), Rates(0.05, 0.2, 0.1)
+    ours = tight_network(kernel, x)
+    theirs, before = copy.deepcopy(ours), copy.deepcopy(ours)
+    learner, plain = (learner_of(net, rates, True, acceleration=m) for net, m in ((ours, "native"), (theirs, "none")))
+    for part, first in ((x[:70], 0), (x[70:], 70)):  # averages continue in the next block
+        for each in (learner, plain):
+            each.learn(part, first)
+    assert learner._updates.is_native
+    assert largest_difference(ours, theirs) < 1e-9
+    assert largest_difference(ours, before) > 1e-2
+    state, other = learner.rule.state_dict(), plain.rule.state_dict()
+    assert state["steps"] == other["steps"] == 200
+    assert_close(state["mean"], other["mean"], rtol=1e-6, atol=1e-12)
+    assert_close(state["square"], other["square"], rtol=1e-6, atol=1e-16)
+
+
+def test_one_native_update_of_the_tight_bound_with_a_cusp_equals_the_torch_path():
+    for kernel in (LaplacianKernel(0.9), LinearKernel()):
+        x = blocks(updates=1, batch=40)
+        ours = tight_network(kernel, x, 3, 4)
+        theirs = copy.deepcopy(ours)
+        learner_of(ours, Rates(0.05, 0.2, 0.1), True, acceleration="native").learn(x)
+        learner_of(theirs, Rates(0.05, 0.2, 0.1), True).learn(x)
+        assert largest_difference(ours, theirs) < 1e-7
+
+
+@pytest.mark.parametrize("kernel", [GaussianKernel(0.7), PowerCosineKernel(3)], ids=str)
+def test_float32_of_the_tight_bound_is_as_precise_as_the_torch_path(kernel):
+    x, rates = blocks(updates=50, batch=40), Rates(0.05, 0.2, 0.1)
+    exact = tight_network(kernel, x)
+    single, plain = (copy.deepcopy(exact).float() for _ in range(2))
+    learner_of(exact, rates, True).learn(x)
+    learner_of(single, rates, True, acceleration="native").learn(x.float())
+    learner_of(plain, rates, True).learn(x.float())
+    assert largest_difference(single.double(), exact) < max(1e-4, 3 * largest_difference(plain.double(), exact))
 
 
 @pytest.mark.parametrize("kernel", [GaussianKernel(0.7), PowerCosineKernel(3)], ids=str)
@@ -207,14 +260,17 @@ def test_signals_are_looked_at_every_thousand_updates():
 # ---------------------------------------------------------------------- compiled code on disk
 
 TRAIN = """
-import sys, torch
+import hashlib, sys, torch
 from ksm_lightning import AdaptiveSchedule, GaussianKernel
-from ksm_lightning.learning import train
-from ksm_lightning.learning import native
-network = train(GaussianKernel(0.5), torch.rand(500, 2, generator=torch.Generator().manual_seed(0)), 8,
-                AdaptiveSchedule(20), seed=0)
-[compiled] = native.COMPILED
-print(sum(compiled.stats.cache_hits.values()), compiled.stats.cache_path, float(network.W.sum()), sep="|")
+from ksm_lightning.learning import TightSchedule, native, train
+x, digest = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0)), hashlib.sha256()
+for schedule, bound in ((AdaptiveSchedule(300), "paper"), (TightSchedule(30), "tight")):
+    network = train(GaussianKernel(0.5), x, 16, schedule, seed=0, bound=bound, batch_size=64)
+    for weights in network.parameters():
+        digest.update(weights.detach().numpy().tobytes())
+paper, tight = (compiled.stats for compiled in native.COMPILED)
+hits = [sum(each.cache_hits.values()) for each in (paper, tight)]
+print(*hits, paper.cache_path, digest.hexdigest(), sep="|")
 """
 
 
@@ -227,12 +283,13 @@ def run_training(**environment: str) -> list[str]:
     return done.stdout.strip().split("|")
 
 
-def test_compiled_code_is_kept_in_the_users_folder(tmp_path):
+def test_compiled_code_is_kept_in_the_users_folder_and_gives_the_same_bits(tmp_path):
+    """Regression test: code from disk called another version of a function than code that was just compiled."""
     first = run_training(XDG_CACHE_HOME=str(tmp_path))
     second = run_training(XDG_CACHE_HOME=str(tmp_path))
-    assert (first[0], second[0]) == ("0", "1")
-    assert Path(first[1]).is_relative_to(tmp_path / "ksm_lightning")
-    assert first[1:] == second[1:]
+    assert (first[:2], second[:2]) == (["0", "0"], ["1", "1"])
+    assert Path(first[2]).is_relative_to(tmp_path / "ksm_lightning")
+    assert first[2:] == second[2:]
 
 
 def test_a_home_that_cannot_be_written_works(tmp_path):
@@ -240,7 +297,7 @@ def test_a_home_that_cannot_be_written_works(tmp_path):
     (tmp_path / "home").write_text("")
     places = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home" / "x"), "TMPDIR": str(tmp_path)}
     found = run_training(**places)
-    assert Path(found[1]).is_relative_to(tmp_path / f"ksm_lightning-{os.getuid()}")
+    assert Path(found[2]).is_relative_to(tmp_path / f"ksm_lightning-{os.getuid()}")
 
 
 def test_a_folder_that_others_can_write_is_not_used(tmp_path, monkeypatch):
@@ -265,8 +322,9 @@ def test_changed_formulas_have_a_folder_of_their_own(monkeypatch, tmp_path):
 
 
 def test_numbers_of_the_rules_are_the_same():
-    from ksm_lightning.learning import native_block, rules
+    from ksm_lightning.learning import native_block, native_tight, rules, tight_rule
 
     ours = (native_block._TRUST, native_block._GAIN_FLOOR, native_block._RESPONSE_LIMIT)
     assert ours == (rules.TRUST, rules.GAIN_FLOOR, rules.RESPONSE_LIMIT)
-    assert np.isfinite(ours).all()
+    for name in ("_MEMORY", "_MEMORY_OF_LENGTH", "_FLOOR", "_BATCH_WEIGHT"):
+        assert getattr(native_tight, name) == getattr(tight_rule, name)

@@ -1,0 +1,193 @@
+"""A block of updates of the tight bound as plain loops over numbers, see :mod:`ksm_lightning.learning.native_block`.
+
+The same rule as in :mod:`ksm_lightning.learning.tight_rule`. What depends on the landmarks alone is float64.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ksm_lightning.kernels.scalar import SelfFormula
+from ksm_lightning.learning.native_block import _RESPONSE_LIMIT, ascend, factorise, limit_lengths, solve, transpose
+
+# As in ksm_lightning.learning.tight_rule: compiled code contains their values.
+_MEMORY, _MEMORY_OF_LENGTH, _FLOOR, _BATCH_WEIGHT = 0.9, 0.99, 1e-4, 0.3
+
+
+def multiply_rows(left: Any, right: Any, out: Any) -> None:
+    """``out = left right`` for matrices (n, p) and (p, batch), four rows of the second one at a time."""
+    (n, p), batch = left.shape, right.shape[1]
+    for i in range(n):
+        row, j = out[i], 0
+        for s in range(batch):
+            row[s] = out.dtype.type(0)
+        while j + 4 <= p:
+            f0, f1, f2, f3 = left[i, j], left[i, j + 1], left[i, j + 2], left[i, j + 3]
+            r0, r1, r2, r3 = right[j], right[j + 1], right[j + 2], right[j + 3]
+            for s in range(batch):
+                row[s] += f0 * r0[s] + f1 * r1[s] + f2 * r2[s] + f3 * r3[s]
+            j += 4
+        while j < p:
+            f0, r0 = left[i, j], right[j]
+            for s in range(batch):
+                row[s] += f0 * r0[s]
+            j += 1
+
+
+def correlate_rows(left: Any, right: Any, share: Any, out: Any) -> None:
+    """``out = share left right^T`` for matrices (p, batch) and (n, batch)."""
+    p, n, batch = left.shape[0], right.shape[0], left.shape[1]
+    for j in range(p):
+        for i in range(n):
+            total, a, b = out.dtype.type(0), left[j], right[i]
+            for s in range(batch):
+                total += a[s] * b[s]
+            out[j, i] = share * total
+
+
+def add_jitter(K: Any, jitter: float, tiny: float) -> None:
+    """Make K (p, p) positive definite, as :func:`~.exact_tight.add_jitter`."""
+    p, mean = len(K), 0.0
+    for j in range(p):
+        mean += K[j, j] / p
+    for j in range(p):
+        K[j, j] += jitter * (K[j, j] + 1e-6 * mean) + tiny
+
+
+TIGHT_HELPERS: tuple[Callable[..., Any], ...] = (multiply_rows, correlate_rows, add_jitter)
+
+
+def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable[..., int]:
+    """The function that runs a block of updates of the tight bound with a kernel.
+
+    Its arguments are the batches x (updates, batch, m); the weights W (p, m), Q (n, p) and L (n, n), and the averages
+    of W's directions, mean (p, m) and square (p,) in float64, all of which are changed in place; the number of updates
+    that these contain; the step sizes of W, Q and L (updates, 3); the ridge; the kernel's numbers in the dtype of W and
+    in float64; the smallest number; and the jitter. It returns 0, or the column at which a factorisation failed.
+    """
+
+    def block(
+        x: Any, W: Any, Q: Any, L: Any, mean: Any, square: Any, steps: int, sizes: Any, ridge: Any, params: Any,
+        wide_params: Any, tiny: Any, jitter: float,
+    ) -> int:  # fmt: skip
+        updates, batch, m = x.shape
+        n, p, real, dtype, wide = L.shape[0], W.shape[0], W.dtype.type, W.dtype, np.float64
+        zero, share = real(0), real(1) / real(batch)
+        weight, root_m = real(batch / (batch + _BATCH_WEIGHT * p)), m**-0.25
+        xT, x2, longest = np.empty((m, batch), dtype), np.empty(batch, dtype), np.empty(batch, dtype)
+        k, A, B = np.empty((p, batch), dtype), np.empty((p, batch), dtype), np.empty((p, batch), dtype)
+        Y, S = np.empty((n, batch), dtype), np.empty((n, n), dtype)
+        work, w2 = np.empty(batch, dtype), np.empty(p, dtype)
+        target, between = np.empty((p, n), dtype), np.empty((p, n), dtype)
+        pull, gradient = np.empty((p, batch), dtype), np.empty((p, m), wide)
+        wT, old_T = np.empty((m, p), wide), np.empty((m, p), wide)
+        W64, w2_64 = np.empty((p, m), wide), np.empty(p, wide)
+        K, KA, KB, M = np.empty((p, p), wide), np.empty((p, p), wide), np.empty((p, p), wide), np.empty((p, p), wide)
+        across, factor = np.empty((p, p), wide), np.empty((p, p), dtype)
+        lengths, old_2 = np.empty(p, wide), np.empty(p, wide)
+        failed = 0
+        for update in range(updates + 1):
+            # What depends on W alone. Q is carried along from the landmarks of the last update: Q f(W_old, W) K^-1.
+            for j in range(p):
+                for f in range(m):
+                    W64[j, f] = W[j, f]
+            if update > 0:
+                for j in range(p):
+                    old_2[j] = w2_64[j]
+                    for f in range(m):
+                        old_T[f, j] = wT[f, j]
+                fill(old_T, old_2, W64, wide_params, across, KA, KB, w2_64)  # f(w_j, w_old_l) (p, p)
+            transpose(W64, wT, w2_64)
+            fill(wT, w2_64, W64, wide_params, K, KA, KB, lengths)
+            for j in range(p):
+                for f in range(p):
+                    M[j, f] = 0.5 * (K[j, f] + K[f, j])
+            add_jitter(M, jitter, tiny)
+            info = factorise(M)
+            if info != 0 and failed == 0:
+                failed = info
+            for j in range(p):
+                for f in range(j + 1):
+                    factor[j, f] = M[j, f]
+            if update > 0:
+                for j in range(p):
+                    for i in range(n):
+                        total = zero
+                        for f in range(p):
+                            total += real(across[j, f]) * Q[i, f]
+                        target[j, i] = total
+                solve(factor, target)
+                for j in range(p):
+                    for i in range(n):
+                        Q[i, j] = target[j, i]
+            if update == updates:
+                break
+            step_W, step_Q, step_L = sizes[update, 0], sizes[update, 1], sizes[update, 2]
+            # Responses.
+            transpose(x[update], xT, x2)
+            fill(xT, x2, W, params, k, A, B, w2)
+            multiply_rows(Q, k, Y)
+            for i in range(n):
+                for j in range(i + 1):
+                    S[i, j] = L[i, j]
+                S[i, i] += ridge
+            info = factorise(S)
+            if info != 0 and failed == 0:
+                failed = info
+            solve(S, Y)
+            for s in range(batch):
+                own, _, _ = self_formula(x2[s], params)
+                longest[s] = max(real(_RESPONSE_LIMIT) * math.sqrt(max(real(own), zero)), tiny)
+            limit_lengths(Y, longest, work)
+            # The Q between the network's and the one that is best for the batch.
+            correlate_rows(k, Y, share, target)
+            solve(factor, target)
+            for j in range(p):
+                for i in range(n):
+                    between[j, i] = Q[i, j] + weight * (target[j, i] - Q[i, j])
+            # The gradient of W: -<(Q^T y)_j df(w_j,x)/dw_j> + sum_l (Q^T Q)_jl df(w_j,w_l)/dw_j.
+            multiply_rows(between, Y, pull)
+            for j in range(p):
+                along = zero
+                for s in range(batch):
+                    along += pull[j, s] * B[j, s]
+                    work[s] = pull[j, s] * A[j, s]
+                for f in range(m):
+                    total = zero
+                    for s in range(batch):
+                        total += work[s] * xT[f, s]
+                    gradient[j, f] = real(-share * (total - along * W[j, f]))
+            for j in range(p):
+                for other in range(p):
+                    total_64 = 0.0
+                    for i in range(n):
+                        total_64 += between[j, i] * between[other, i]
+                    for f in range(m):
+                        gradient[j, f] += total_64 * (KA[j, other] * W64[other, f] - KB[j, other] * W64[j, f])
+            # Steps of W, Q and L.
+            mean_square = 0.0
+            for j in range(p):
+                own, curved, _ = self_formula(w2[j], params)
+                lengths[j] = math.sqrt(max(own, tiny) / curved)
+                total_64 = 0.0
+                for f in range(m):
+                    direction = gradient[j, f] * lengths[j]
+                    mean[j, f] += real(1 - _MEMORY) * (real(direction) - mean[j, f])
+                    total_64 += direction * direction
+                square[j] += (1 - _MEMORY_OF_LENGTH) * (total_64 - square[j])
+                mean_square += square[j] / p
+            steps += 1
+            unbias, unbias_2 = 1 - _MEMORY**steps, 1 - _MEMORY_OF_LENGTH**steps
+            for j in range(p):
+                norm = math.sqrt((square[j] + _FLOOR * mean_square) / unbias_2)
+                size = real(lengths[j] / max(norm, 2.3e-308) * step_W * root_m / unbias)
+                for f in range(m):
+                    W[j, f] -= size * mean[j, f]
+                for i in range(n):
+                    Q[i, j] += step_Q * (target[j, i] - Q[i, j])
+            ascend(L, Y, step_L)
+        return failed
+
+    return block
