@@ -33,7 +33,7 @@ from ksm_lightning.network import KSMNetwork
 _logger = logging.getLogger(__name__)
 
 # Beyond this number of landmarks, or of products p batch max(m, n), torch is as fast. Measured on two cores
-# (scripts/benchmark/RESULTS.md, "Machine code or torch"): at p = 160 machine code takes 0.7 of torch's time, at 256 1.0.
+# (scripts/benchmark/RESULTS.md, "Machine code or torch"): p = 160 takes 0.7 of torch's time, 256 the same.
 MOST_LANDMARKS, MOST_PRODUCTS = 160, 5_000_000
 # Largest number of updates between two looks at signals.
 MOST_UPDATES = 1000
