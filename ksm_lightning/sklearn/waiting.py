@@ -22,7 +22,8 @@ class Waiting:
 
     def __init__(self, params: dict[str, Any], x: Tensor) -> None:
         # A dictionary may be changed in place.
-        self.params = {name: dict(value) if isinstance(value, dict) else value for name, value in params.items()}
+        self.params = tuple(dict(value) if isinstance(value, dict) else value for value in params.values())
+        self.names = tuple(params)
         self.shape, self.largest = (1, x.shape[1]), float(x.abs().max()) if len(x) else 0.0
         self.dtype = x.numpy().dtype
         self.rows: list[np.ndarray] = []
@@ -38,7 +39,7 @@ class Waiting:
             return False
         if not np.abs(X).max() <= self.largest:  # or NaN
             return False
-        if any(params[name] is not value and params[name] != value for name, value in self.params.items()):
+        if tuple(map(params.__getitem__, self.names)) != self.params:
             return False
         self.rows.append(X.copy())
         return True
