@@ -12,7 +12,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -61,7 +61,8 @@ class NativeUpdates:
         n, p = self.network.num_neurons, len(W)
         if not self.is_forced and (p > MOST_LANDMARKS or p * batch * max(m, n) > MOST_PRODUCTS):
             return False
-        return scalar.scalar_kernel(self.network.kernel, torch.finfo(W.dtype).eps) is not None and is_available()
+        found = scalar.scalar_kernel(self.network.kernel, torch.finfo(W.dtype).eps)
+        return found is not None and _are_in_range(found.params, W.dtype) and is_available()
 
     def run(self, batches: Tensor, sizes: np.ndarray) -> int:
         """One update per batch (updates, batch, m) with step sizes (updates, 3) of W, q and L; not 0 if one failed."""
@@ -85,6 +86,12 @@ class NativeUpdates:
         for each in (network.W, network.gains, network.L):
             torch.autograd.graph.increment_version(each)
         return failed
+
+
+def _are_in_range(params: Sequence[float], dtype: torch.dtype) -> bool:
+    """Whether the squares of a kernel's numbers, such as ``1 / sigma^2``, are numbers in the dtype of the weights."""
+    limits = torch.finfo(dtype)
+    return all(limits.tiny < number * number < limits.max for number in params)
 
 
 @cache

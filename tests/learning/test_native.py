@@ -18,7 +18,7 @@ from helpers.processes import PATIENCE
 from helpers.runs import fit, model
 from ksm_lightning.kernels import GaussianKernel, LaplacianKernel, LinearKernel, PowerCosineKernel, make_kernel
 from ksm_lightning.kernels.scalar import scalar_kernel
-from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, Rates, TightSchedule, native
+from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, Rates, TightSchedule, native, train
 from ksm_lightning.network import NormalInit, TightNetwork
 
 pytest.importorskip("numba", reason="machine code needs numba")
@@ -233,6 +233,17 @@ def test_small_networks_with_built_in_kernels_are_native():
     assert not is_native(GaussianKernel(0.7), inverse="tracked")
     assert not is_native(ScaledGaussian())
     assert not is_native(Wider(0.7))
+
+
+@pytest.mark.parametrize(("sigma", "scale"), [(1e-11, 1e-11), (1e11, 1e11), (1e25, 1.0)])
+def test_widths_whose_squares_are_out_of_the_range_of_the_weights_are_left_to_torch(sigma, scale):
+    """Regression test: 1 / sigma^2 was 0 in float32, and the weights became NaN."""
+    x = scale * torch.randn(40, 16, 3, generator=torch.Generator().manual_seed(0))
+    network = train(LaplacianKernel(sigma), x.flatten(0, 1), 4, AdaptiveSchedule(20), batch_size=16)
+    assert all(bool(weights.isfinite().all()) for weights in network.parameters())
+    F = LaplacianKernel(sigma)(x[0].double(), x[0].double())
+    y = network(x[0]).double()
+    assert float((F - y @ y.mT).norm() / F.norm()) < 0.9
 
 
 def test_without_numba_torch_operations_are_used(monkeypatch, caplog):
