@@ -27,7 +27,7 @@ from ksm_lightning.kernels import scalar
 from ksm_lightning.learning import native_block, native_tight
 from ksm_lightning.learning.exact_tight import JITTER
 from ksm_lightning.learning.rules import GainRule, NaturalRule
-from ksm_lightning.learning.tight_rule import TightRule
+from ksm_lightning.learning.tight_rule import TightRule, keeps_lengths
 from ksm_lightning.network import KSMNetwork
 
 _logger = logging.getLogger(__name__)
@@ -78,7 +78,8 @@ class NativeUpdates:
         if isinstance(rule, TightRule):
             mean, square, count = rule.averages(W)
             averages, wide = (mean.numpy(), square.numpy(), count), np.asarray(found.params, np.float64)
-            failed = block(x, *weights, *averages, steps, ridge, params, wide, tiny, JITTER[W.dtype])
+            fixed = (ridge, params, wide, tiny, JITTER[W.dtype], keeps_lengths(kernel))
+            failed = block(x, *weights, *averages, steps, *fixed)
             rule.count(len(x))
         else:
             is_natural = isinstance(rule, NaturalRule)

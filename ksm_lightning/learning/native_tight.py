@@ -65,12 +65,13 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
     Its arguments are the batches x (updates, batch, m); the weights W (p, m), Q (n, p) and L (n, n), and the averages
     of W's directions, mean (p, m) and square (p,) in float64, all of which are changed in place; the number of updates
     that these contain; the step sizes of W, Q and L (updates, 3); the ridge; the kernel's numbers in the dtype of W and
-    in float64; the smallest number; and the jitter. It returns 0, or the column at which a factorisation failed.
+    in float64; the smallest number; the jitter; and whether landmarks keep their lengths. It returns 0, or the column
+    at which a factorisation failed.
     """
 
     def block(
         x: Any, W: Any, Q: Any, L: Any, mean: Any, square: Any, steps: int, sizes: Any, ridge: Any, params: Any,
-        wide_params: Any, tiny: Any, jitter: float,
+        wide_params: Any, tiny: Any, jitter: float, keeps_lengths: bool,
     ) -> int:  # fmt: skip
         updates, batch, m = x.shape
         n, p, real, dtype, wide = L.shape[0], W.shape[0], W.dtype.type, W.dtype, np.float64
@@ -183,8 +184,14 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
             for j in range(p):
                 norm = math.sqrt((square[j] + _FLOOR * mean_square) / unbias_2)
                 size = real(lengths[j] / max(norm, 2.3e-308) * step_W * root_m / unbias)
+                now, scale = zero, real(1)
                 for f in range(m):
                     W[j, f] -= size * mean[j, f]
+                    now += W[j, f] * W[j, f]
+                if keeps_lengths and now > zero:
+                    scale = math.sqrt(w2[j] / now)
+                for f in range(m):
+                    W[j, f] *= scale
                 for i in range(n):
                     Q[i, j] += step_Q * (target[j, i] - Q[i, j])
             ascend(L, Y, step_L)

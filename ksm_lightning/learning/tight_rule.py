@@ -40,6 +40,7 @@ class LandmarkTerms(NamedTuple):
     K: Tensor  # f(W, W) (p, p), float64, with a jitter
     factor: Tensor  # its Cholesky factor (p, p), in the dtype of W
     pullback: Pullback  # of f(W, W), float64
+    keeps_lengths: bool  # whether Q stands for the lengths of landmarks, too
 
 
 class TightCorrelations(NamedTuple):
@@ -65,6 +66,9 @@ class TightRule:
     of ``dphi(w_j)`` outside the span of the landmarks counts; directions are averaged over about ten batches; and their
     length is normalised for each landmark (as in Adam, but by row, which does not depend on the axes of x). With
     batches of several times p this reaches the exact minimum of the bound.
+
+    If the length of an input only scales a kernel, the lengths of landmarks stay as they are: Q scales them better, and
+    steps across a landmark would lengthen it for ever.
 
     When W has moved, Q is carried along: ``Q -> Q f(W_old, W_new) K_new^-1`` keeps each neuron's ``u_i`` as it was.
     """
@@ -130,7 +134,7 @@ class TightRule:
             K = add_jitter((K + K.mT).div_(2), W.dtype)
             factor, info = torch.linalg.cholesky_ex(K)
             factor = factor.to(W.dtype).masked_fill_(info != 0, torch.nan)
-            self._own = LandmarkTerms(kernel.self_terms(W), K, factor, pullback)
+            self._own = LandmarkTerms(kernel.self_terms(W), K, factor, pullback, keeps_lengths(kernel))
         return self._own.self_terms, self._own
 
     def drive(self, kernel: Kernel, Q: Tensor, k: Tensor) -> Tensor:
@@ -178,6 +182,9 @@ class TightRule:
         size = (length / norm).to(W.dtype) * (step * W.shape[1] ** -0.25 / (1 - _MEMORY**self._steps))
         self._old_W = W.detach().to(torch.float64, copy=True)
         W.addcmul_(self._mean, size[:, None], value=-1)
+        if seen.own.keeps_lengths:
+            before, now = (torch.linalg.vector_norm(each, dim=1) for each in (self._old_W.to(W), W))
+            W.mul_(torch.where(now > 0, before / torch.where(now > 0, now, 1.0), 1.0)[:, None])
 
     def descend_q(self, Q: Tensor, seen: TightCorrelations, step: StepSize) -> None:
         """``Q += step_q (<y k^T> K^-1 - Q)``."""
@@ -197,6 +204,11 @@ class TightRule:
         _, own = self.own_terms(kernel, W)
         across = kernel(self._old_W, W.detach().double()).to(Q.dtype)
         Q.copy_(torch.cholesky_solve((Q @ across).mT, own.factor).mT)
+
+
+def keeps_lengths(kernel: Kernel) -> bool:
+    """Whether ``f(a x, w) = a^d f(x, w)``: features of landmarks then do not depend on their lengths."""
+    return kernel.degree is not None
 
 
 def make_rule(network: KSMNetwork, is_natural: bool) -> PaperRule | NaturalRule | TightRule:
