@@ -47,11 +47,11 @@ class HyperParameters:
             schedule, false with phases.
         inverse: How responses are computed in training: ``exact`` factorises L for every batch, ``tracked`` updates
             the inverse by low-rank corrections, ``auto`` chooses the faster one.
-        acceleration: How updates run. ``auto`` uses machine code for small networks on the CPU where numba is
-            installed, and torch operations otherwise, which ``none`` always uses. ``native`` uses machine code for any
-            built-in kernel on the CPU; ``compile`` fuses the update with torch.compile, which needs a C++ compiler and
-            about a minute at the start; ``cuda_graph`` records and replays 8 updates at a time on one GPU. The last
-            three exist for the paper's bound only.
+        acceleration: How updates run. ``auto`` uses machine code for small networks of the paper's bound on the CPU
+            where numba is installed, and torch operations otherwise, which ``none`` always uses. ``native`` uses
+            machine code for any built-in kernel on the CPU; ``compile`` fuses the update with torch.compile, which
+            needs a C++ compiler and about a minute at the start; ``cuda_graph`` records and replays 8 updates at a
+            time on one GPU. The last three exist for the paper's bound only.
 
     Raises:
         ValueError: If a value is not allowed, or the kernel's name is not registered.

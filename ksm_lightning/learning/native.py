@@ -47,7 +47,8 @@ class NativeUpdates:
     Args:
         network: The network, changed in place.
         rule: Its learning rule.
-        is_forced: Whether to use machine code for networks of any size that it can handle.
+        is_forced: Whether to use machine code for all networks that it can handle: also for large ones, and for the
+            tight bound, where a run is not repeated to the last digit.
     """
 
     def __init__(self, network: KSMNetwork, rule: GainRule | TightRule, *, is_forced: bool = False) -> None:
@@ -59,7 +60,8 @@ class NativeUpdates:
         if W.device.type != "cpu" or W.dtype not in (torch.float32, torch.float64) or batch == 0:
             return False
         n, p = self.network.num_neurons, len(W)
-        if not self.is_forced and (p > MOST_LANDMARKS or p * batch * max(m, n) > MOST_PRODUCTS):
+        is_tight = isinstance(self.rule, TightRule)  # its last digits depend on where arrays are in memory
+        if not self.is_forced and (is_tight or p > MOST_LANDMARKS or p * batch * max(m, n) > MOST_PRODUCTS):
             return False
         found = scalar.scalar_kernel(self.network.kernel, torch.finfo(W.dtype).eps)
         return found is not None and _are_in_range(found.params, W.dtype) and is_available()

@@ -47,6 +47,14 @@ def correlate_rows(left: Any, right: Any, share: Any, out: Any) -> None:
             out[j, i] = share * total
 
 
+def copy_transposed(left: Any, right: Any) -> None:
+    """``right = left^T``. Arithmetic is left to loops over neighbouring numbers: LLVM has two versions of a loop with
+    steps, and which one runs, with its own rounding, depends on where the arrays are in memory."""
+    for i in range(left.shape[0]):
+        for j in range(left.shape[1]):
+            right[j, i] = left[i, j]
+
+
 def add_jitter(K: Any, jitter: float, tiny: float) -> None:
     """Make K (p, p) positive definite, as :func:`~.exact_tight.add_jitter`."""
     p, mean = len(K), 0.0
@@ -56,7 +64,7 @@ def add_jitter(K: Any, jitter: float, tiny: float) -> None:
         K[j, j] += jitter * (K[j, j] + 1e-6 * mean) + tiny
 
 
-TIGHT_HELPERS: tuple[Callable[..., Any], ...] = (multiply_rows, correlate_rows, add_jitter)
+TIGHT_HELPERS: tuple[Callable[..., Any], ...] = (multiply_rows, correlate_rows, copy_transposed, add_jitter)
 
 
 def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable[..., int]:
@@ -81,7 +89,7 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
         k, A, B = np.empty((p, batch), dtype), np.empty((p, batch), dtype), np.empty((p, batch), dtype)
         Y, S = np.empty((n, batch), dtype), np.empty((n, n), dtype)
         work, w2 = np.empty(batch, dtype), np.empty(p, dtype)
-        target, between = np.empty((p, n), dtype), np.empty((p, n), dtype)
+        target, between, QT = np.empty((p, n), dtype), np.empty((p, n), dtype), np.empty((p, n), dtype)
         pull, gradient = np.empty((p, batch), dtype), np.empty((p, m), wide)
         wT, old_T = np.empty((m, p), wide), np.empty((m, p), wide)
         W64, w2_64 = np.empty((p, m), wide), np.empty(p, wide)
@@ -104,7 +112,7 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
             fill(wT, w2_64, W64, wide_params, K, KA, KB, lengths)
             for j in range(p):
                 for f in range(p):
-                    M[j, f] = 0.5 * (K[j, f] + K[f, j])
+                    M[j, f] = K[j, f]  # its formula is symmetric to the last bit
             add_jitter(M, jitter, tiny)
             info = factorise(M)
             if info != 0 and failed == 0:
@@ -120,9 +128,7 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
                             total += real(across[j, f]) * Q[i, f]
                         target[j, i] = total
                 solve(factor, target)
-                for j in range(p):
-                    for i in range(n):
-                        Q[i, j] = target[j, i]
+                copy_transposed(target, Q)
             if update == updates:
                 break
             step_W, step_Q, step_L = sizes[update, 0], sizes[update, 1], sizes[update, 2]
@@ -145,9 +151,10 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
             # The Q between the network's and the one that is best for the batch.
             correlate_rows(k, Y, share, target)
             solve(factor, target)
+            copy_transposed(Q, QT)
             for j in range(p):
                 for i in range(n):
-                    between[j, i] = Q[i, j] + weight * (target[j, i] - Q[i, j])
+                    between[j, i] = QT[j, i] + weight * (target[j, i] - QT[j, i])
             # The gradient of W: -<(Q^T y)_j df(w_j,x)/dw_j> + sum_l (Q^T Q)_jl df(w_j,w_l)/dw_j.
             multiply_rows(between, Y, pull)
             for j in range(p):
@@ -193,7 +200,8 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
                 for f in range(m):
                     W[j, f] *= scale
                 for i in range(n):
-                    Q[i, j] += step_Q * (target[j, i] - Q[i, j])
+                    QT[j, i] += step_Q * (target[j, i] - QT[j, i])
+            copy_transposed(QT, Q)
             ascend(L, Y, step_L)
         return failed
 
