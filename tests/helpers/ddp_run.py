@@ -90,6 +90,8 @@ def main(folder: str, devices: int, batch_size: int, updates: int, schedule: str
     scores["metric"] = float(metric.compute())
     (Path(folder) / f"scores_{trainer.global_rank}.json").write_text(json.dumps(scores))
     trainer.predict(model, datamodule=data, return_predictions=False)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # otherwise gloo's threads may outlive the interpreter
 
 
 if __name__ == "__main__":
