@@ -110,15 +110,16 @@ class Learner:
                 are moved.
             observe: Whether an update is observed, given its number.
             on_observation: Called after an observed update with its number, what was seen and the step sizes.
-            should_stop: Called after each update.
+            should_stop: Called after each update, or after those that run together.
         """
         if sample is not None and len(batches) and (self.best.is_waiting or (self._is_tight and first_update == 0)):
             self.best.begin(self.network, sample(0, batches[0]))
         self.set_kernel_for(first_update)
-        with self._updates.block(batches, range(first_update, first_update + every * len(batches), every)):
+        numbers = range(first_update, first_update + every * len(batches), every)
+        with self._updates.block(batches, numbers):
             index = 0
             while index < len(batches):
-                update, count = first_update + every * index, 1
+                update, count = numbers[index], 1
                 self.set_kernel_for(update)
                 if sample is not None and self.schedule.relocates_before(update):
                     self._care(sample, update, batches[index])
@@ -127,25 +128,23 @@ class Learner:
                     if on_observation is not None:
                         on_observation(update, observed, rates)
                 else:
-                    most = min(self._updates.most_at_once, len(batches) - index)
-                    if observe is not None or sample is not None or self.schedule.phase_ends:
-                        most = self._undisturbed(update, most, observe, sample is not None)
-                    count = most
+                    together = numbers[index : index + self._updates.most_at_once]
+                    count = self._undisturbed(together, observe, sample is not None)
                     self._updates.run(index, count)
                 index += count
                 if should_stop is not None and should_stop():
                     return index
         return len(batches)
 
-    def _undisturbed(self, update: int, most: int, observe: Callable[[int], bool] | None, moves: bool) -> int:
-        """Number of updates from this one on, at most ``most``, between which nothing else happens."""
-        ends = (end - update for end in self.schedule.phase_ends if end > update)  # the kernel may change there
-        most = min([most, *ends])
-        for count in range(1, most):
-            later = update + count
-            if (observe is not None and observe(later)) or (moves and self.schedule.relocates_before(later)):
-                return count
-        return most
+    def _undisturbed(self, numbers: range, observe: Callable[[int], bool] | None, moves: bool) -> int:
+        """How many updates, of those with these numbers, follow each other without anything else in between."""
+        schedule = self.schedule
+        if observe is not None or moves or schedule.phase_ends:  # the kernel may change at the end of a phase
+            for count, update in enumerate(numbers[1:], start=1):
+                is_observed = observe is not None and observe(update)
+                if is_observed or update in schedule.phase_ends or (moves and schedule.relocates_before(update)):
+                    return count
+        return len(numbers)
 
     def _care(self, sample: Callable[[int, Tensor], Tensor], update: int, batch: Tensor) -> None:
         """Keep the weights if they are the best so far, then move idle landmarks."""

@@ -157,7 +157,7 @@ def _cache_folder(config: Any) -> Iterator[Path | None]:
     before = config.CACHE_DIR
     folder = Path(before) if before else next((each for each in _folders() if _is_usable(each)), None)
     if folder is None:
-        _logger.debug("Machine code is compiled anew in every process: no folder for it can be written.")
+        _logger.debug("Machine code is compiled in every process: no folder for it can be written.")
         yield None
         return
     config.CACHE_DIR = str(folder)

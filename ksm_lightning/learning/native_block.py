@@ -67,6 +67,17 @@ def solve(S: Any, Y: Any) -> None:
             Y[i, s] *= inverse
 
 
+def respond(L: Any, ridge: Any, S: Any, Y: Any) -> int:
+    """Replace drives Y (n, batch) by responses ``(L + ridge I)^-1 Y``; S (n, n) is memory. Returns as `factorise`."""
+    for i in range(L.shape[0]):
+        for j in range(i + 1):
+            S[i, j] = L[i, j]
+        S[i, i] += ridge
+    failed = factorise(S)
+    solve(S, Y)
+    return failed
+
+
 def ascend(L: Any, Y: Any, step: Any) -> None:
     """``L += step (<y y^T> - L)``, four columns at a time."""
     n, batch, real = Y.shape[0], Y.shape[1], L.dtype.type
@@ -155,7 +166,7 @@ def transpose(x: Any, xT: Any, x2: Any) -> None:
             x2[s] += xT[f, s] * xT[f, s]
 
 
-HELPERS: tuple[Callable[..., Any], ...] = (factorise, subtract_rows, solve, ascend, limit_lengths, transpose)
+HELPERS: tuple[Callable[..., Any], ...] = (factorise, subtract_rows, solve, respond, ascend, limit_lengths, transpose)
 
 
 def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable[..., int]:
@@ -196,14 +207,7 @@ def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable
                 sum_gain += gain[i]
                 sum_norm2 += norm2[i]
             # Responses.
-            for i in range(n):
-                for j in range(i + 1):
-                    S[i, j] = L[i, j]
-                S[i, i] += ridge
-            info = factorise(S)
-            if info != 0 and failed == 0:
-                failed = info
-            solve(S, Y)
+            failed = max(failed, respond(L, ridge, S, Y))
             if is_natural:
                 for s in range(batch):
                     own, _, _ = self_formula(x2[s], params)

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from ksm_lightning.kernels.scalar import SelfFormula
-from ksm_lightning.learning.native_block import _RESPONSE_LIMIT, ascend, factorise, limit_lengths, solve, transpose
+from ksm_lightning.learning.native_block import (
+    _RESPONSE_LIMIT,
+    ascend,
+    factorise,
+    limit_lengths,
+    respond,
+    solve,
+    transpose,
+)
 
 # As in ksm_lightning.learning.tight_rule: compiled code contains their values.
 _MEMORY, _MEMORY_OF_LENGTH, _FLOOR, _BATCH_WEIGHT = 0.9, 0.99, 1e-4, 0.3
@@ -114,9 +122,7 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
                 for f in range(p):
                     M[j, f] = K[j, f]  # its formula is symmetric to the last bit
             add_jitter(M, jitter, tiny)
-            info = factorise(M)
-            if info != 0 and failed == 0:
-                failed = info
+            failed = max(failed, factorise(M))
             for j in range(p):
                 for f in range(j + 1):
                     factor[j, f] = M[j, f]
@@ -136,14 +142,7 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
             transpose(x[update], xT, x2)
             fill(xT, x2, W, params, k, A, B, w2)
             multiply_rows(Q, k, Y)
-            for i in range(n):
-                for j in range(i + 1):
-                    S[i, j] = L[i, j]
-                S[i, i] += ridge
-            info = factorise(S)
-            if info != 0 and failed == 0:
-                failed = info
-            solve(S, Y)
+            failed = max(failed, respond(L, ridge, S, Y))
             for s in range(batch):
                 own, _, _ = self_formula(x2[s], params)
                 longest[s] = max(real(_RESPONSE_LIMIT) * math.sqrt(max(real(own), zero)), tiny)

@@ -231,26 +231,24 @@ class AdaptiveSchedule(Schedule):
         return self.updates
 
     def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
-        step = self._largest_step(num_neurons, batch) * self._decayed(update, self._FINAL)
-        return Rates(self._RATIO * step, self._RATIO * step, step)
+        return Rates(*self.table(range(update, update + 1), num_neurons, batch)[0].tolist())
 
     def table(self, updates: range, num_neurons: int, batch: int) -> np.ndarray:
-        first = np.array(self.rates(0, num_neurons, batch))
+        first, final = np.array(self._first(num_neurons, batch)), np.array(self._final())
         left = np.clip((1 - np.array(updates, np.float64) / self.updates) / (1 - self._HOLD), 0, 1)[:, None]
-        final = np.array(self._finals())
-        return first * (final + (1 - final) * left)
+        return np.asarray(first * (final + (1 - final) * left))
 
-    def _finals(self) -> Rates:
-        """What is left of the step sizes at the end of the run."""
+    def _first(self, num_neurons: int, batch: int) -> Rates:
+        """The step sizes at the start of the run."""
+        step = self._largest_step(num_neurons, batch)
+        return Rates(self._RATIO * step, self._RATIO * step, step)
+
+    def _final(self) -> Rates:
+        """What is left of the step sizes at the end of the run, as a fraction."""
         return Rates(self._FINAL, self._FINAL, self._FINAL)
 
     def _largest_step(self, num_neurons: int, batch: int) -> float:
         return min(self._LARGEST, self._STEP_L * batch / (num_neurons + self._MARGIN * batch))
-
-    def _decayed(self, update: int, final: float) -> float:
-        """1 at first, then a linear decrease to ``final`` at the end of the run."""
-        left = min(1.0, max(0.0, 1 - update / self.updates) / (1 - self._HOLD))
-        return final + (1 - final) * left
 
     def relocates_before(self, update: int) -> bool:
         return update in self._relocations
@@ -282,11 +280,11 @@ class TightSchedule(AdaptiveSchedule):
         searches = min(self._MOST_SEARCHES, updates // self._BETWEEN_SEARCHES)
         self._relocations = frozenset(round(updates * (index + 0.5) / searches) for index in range(searches))
 
-    def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
-        step = self._largest_step(num_neurons, batch) * self._decayed(update, self._FINAL_Q)
-        return Rates(self._STEP_W * self._decayed(update, self._FINAL), step, step)
+    def _first(self, num_neurons: int, batch: int) -> Rates:
+        step = self._largest_step(num_neurons, batch)
+        return Rates(self._STEP_W, step, step)
 
-    def _finals(self) -> Rates:
+    def _final(self) -> Rates:
         return Rates(self._FINAL, self._FINAL_Q, self._FINAL_Q)
 
 

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from ksm_lightning.learning.schedule import AdaptiveSchedule, Rates, TightSchedule
+from ksm_lightning.learning.schedule import AdaptiveSchedule, TightSchedule
 
 
 def lifetime(half_life: float | None) -> float:
@@ -28,9 +28,6 @@ class _Endless(AdaptiveSchedule):
         """1 at the start; then they grow by 1 every ``hold`` samples, up to the age of the memory: (updates,)."""
         return 1 + np.minimum(np.array(samples, np.float64), self._lifetime) / hold
 
-    def rates(self, update: int, num_neurons: int, batch: int) -> Rates:
-        return Rates(*self.table(range(update, update + 1), num_neurons, batch)[0].tolist())
-
     def relocates_before(self, update: int) -> bool:
         return False  # the stream decides when landmarks move
 
@@ -51,8 +48,7 @@ class StreamSchedule(_Endless):
     def table(self, updates: range, num_neurons: int, batch: int) -> np.ndarray:
         ages = self._ages(updates, self._HOLD_SAMPLES * num_neurons)[:, None]
         powers = np.array([self._POWER, self._POWER, self._POWER_L])
-        first = np.array(AdaptiveSchedule.rates(self, 0, num_neurons, batch))
-        return np.asarray(first * ages**-powers)
+        return np.asarray(np.array(self._first(num_neurons, batch)) * ages**-powers)
 
 
 class TightStreamSchedule(_Endless, TightSchedule):
@@ -63,5 +59,4 @@ class TightStreamSchedule(_Endless, TightSchedule):
     def table(self, updates: range, num_neurons: int, batch: int) -> np.ndarray:
         ages = self._ages(updates, self._HOLD_SAMPLES * max(num_neurons, batch))[:, None]
         powers = np.array([self._POWER, 1.0, 1.0])
-        first = np.array(TightSchedule.rates(self, 0, num_neurons, batch))
-        return np.asarray(first * ages**-powers)
+        return np.asarray(np.array(self._first(num_neurons, batch)) * ages**-powers)

@@ -40,7 +40,8 @@ class Updates:
         rule: Its learning rule.
         responses: Computes its responses.
         schedule: Says when the inverse of L cannot be tracked.
-        rates: Returns the step sizes of an update, given its number and the number of samples over all processes.
+        rates: Returns the step sizes (updates, 3) of W, q and L, given the numbers of updates and the number of samples
+            of each, over all processes.
         acceleration: How updates are run, see :class:`~.acceleration.Accelerator`. Observed ones run without it.
         collectives: The other processes.
     """

@@ -8,7 +8,8 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import Tags
 from sklearn.utils.validation import validate_data
 
-_DTYPES = (np.float64, np.float32)
+DTYPES = (np.float64, np.float32)
+"""The dtypes of samples that are kept; others become float64."""
 
 
 class Extractor(Protocol):
@@ -47,7 +48,7 @@ class FrozenTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     def _check(self, X: ArrayLike, is_fit: bool = False) -> np.ndarray:
         is_first = is_fit or not hasattr(self, "n_features_in_")
-        checked: np.ndarray = validate_data(self, X, dtype=_DTYPES, reset=is_first)
+        checked: np.ndarray = validate_data(self, X, dtype=DTYPES, reset=is_first)
         if checked.shape[1] != self.extractor.raw_features:
             raise ValueError(
                 f"The extractor takes {self.extractor.raw_features} features per sample, got {checked.shape[1]}."

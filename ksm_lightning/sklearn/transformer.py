@@ -22,13 +22,13 @@ from ksm_lightning.network import Bound, KSMNetwork, check_bound
 from ksm_lightning.network.raw_input import is_finite
 from ksm_lightning.network.readout import READOUT_SAMPLE, check_readout, encode_in_blocks
 from ksm_lightning.sklearn.encoder import LazyEncoder
+from ksm_lightning.sklearn.frozen import DTYPES
 from ksm_lightning.sklearn.waiting import Waiting
 
 _BLOCK = 4096
 # Landmarks per component with the tight bound, up to this number of components and beyond. Twice as many have an error
 # that is lower by another few percent, but the fit takes twice as long.
 _LANDMARKS_PER_COMPONENT, _FEW_COMPONENTS, _LANDMARKS_PER_COMPONENT_OF_MANY = 1.5, 256, 1.25
-_DTYPES = (np.float64, np.float32)
 
 
 class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -112,7 +112,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Train a new network on samples (samples, m)."""
-        x = torch.tensor(validate_data(self, X, dtype=_DTYPES))
+        x = torch.tensor(validate_data(self, X, dtype=DTYPES))
         kernel, seed = self._check(), self._draw_seed()
         check_range(kernel, x)
         bound, landmarks, batch_size = self._sizes()
@@ -156,7 +156,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 self._learn_waiting()
             return self
         self._learn_waiting()
-        x = torch.tensor(validate_data(self, X, dtype=_DTYPES, reset=is_first))
+        x = torch.tensor(validate_data(self, X, dtype=DTYPES, reset=is_first))
         kernel = self._check()
         bound, landmarks, batch_size = self._sizes()
         stream = self._stream if not is_first else Stream(
@@ -259,7 +259,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         """Features (samples, n) of samples (samples, m), computed in float64 and cast to the dtype of the samples."""
         check_is_fitted(self)
         self._learn_waiting()
-        x = torch.tensor(validate_data(self, X, dtype=_DTYPES, reset=False))
+        x = torch.tensor(validate_data(self, X, dtype=DTYPES, reset=False))
         features = encode_in_blocks(lambda part: self._encoder.features(part).to(x), x, _BLOCK)
         if not is_finite(features):
             raise ValueError(f"Features are out of the range of {x.dtype}: scale the samples like the training data.")
