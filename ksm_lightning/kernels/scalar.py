@@ -19,16 +19,21 @@ Formula = Callable[[float, float, float, Any], Triple]
 SelfFormula = Callable[[float, Any], Triple]
 
 
+def exponential(x: float) -> float:
+    """``e^x``. Machine code has a version of its own, see :mod:`ksm_lightning.learning.native_exponential`."""
+    return math.exp(x)
+
+
 def gaussian(s: float, x2: float, w2: float, p: Any) -> Triple:
     """``exp(-s / (2 sigma^2))`` with p = (-1 / (2 sigma^2), 1 / sigma^2)."""
-    k = math.exp(p[0] * s)
+    k = exponential(p[0] * s)
     return k, k * p[1], k * p[1]
 
 
 def laplacian(s: float, x2: float, w2: float, p: Any) -> Triple:
     """``exp(-sqrt(s) / sigma)`` with p = (-1 / sigma, 1 / sigma^2). The derivative at the cusp counts as 0."""
     distance = math.sqrt(s)
-    k = math.exp(p[0] * distance)
+    k = exponential(p[0] * distance)
     a = -p[0] * k / distance if distance > 0 else 0.0
     return k, a, a
 

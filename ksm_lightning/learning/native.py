@@ -47,8 +47,7 @@ class NativeUpdates:
     Args:
         network: The network, changed in place.
         rule: Its learning rule.
-        is_forced: Whether to use machine code for all networks that it can handle: also for large ones, and for the
-            tight bound, where a run is not repeated to the last digit.
+        is_forced: Whether to use machine code for all networks that it can handle, also for large ones.
     """
 
     def __init__(self, network: KSMNetwork, rule: GainRule | TightRule, *, is_forced: bool = False) -> None:
@@ -60,8 +59,7 @@ class NativeUpdates:
         if W.device.type != "cpu" or W.dtype not in (torch.float32, torch.float64) or batch == 0:
             return False
         n, p = self.network.num_neurons, len(W)
-        is_tight = isinstance(self.rule, TightRule)  # its last digits depend on where arrays are in memory
-        if not self.is_forced and (is_tight or p > MOST_LANDMARKS or p * batch * max(m, n) > MOST_PRODUCTS):
+        if not self.is_forced and (p > MOST_LANDMARKS or p * batch * max(m, n) > MOST_PRODUCTS):
             return False
         found = scalar.scalar_kernel(self.network.kernel, torch.finfo(W.dtype).eps)
         return found is not None and _are_in_range(found.params, W.dtype) and is_available()
@@ -112,6 +110,8 @@ def _compile(
     """The block of updates with a kernel. Machine code for a dtype is made, or read from disk, at the first call."""
     import numba
     from numba.extending import register_jitable
+
+    from ksm_lightning.learning import native_exponential  # noqa: F401  its version is the one that numba finds
 
     fill = native_block.make_fill(formula, is_radial)
     for function in (*native_block.HELPERS, *native_tight.TIGHT_HELPERS, formula, self_formula, fill):
@@ -169,7 +169,8 @@ def _cache_folder(config: Any) -> Iterator[Path | None]:
 
 def _folders() -> Iterator[Path]:
     """Folders for compiled code, best first. Their name changes with the source, so that old code is never used."""
-    sources = [Path(module.__file__ or "").read_bytes() for module in (scalar, native_block, native_tight)]
+    files = [Path(module.__file__ or "") for module in (scalar, native_block, native_tight)]
+    sources = [file.read_bytes() for file in (*files, files[1].with_name("native_exponential.py"))]
     name = f"native-{hashlib.sha256(b''.join(sources)).hexdigest()[:16]}"
     if sys.platform == "win32":
         home = os.environ.get("LOCALAPPDATA")

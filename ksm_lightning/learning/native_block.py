@@ -15,6 +15,36 @@ from ksm_lightning.kernels.scalar import Formula, SelfFormula
 
 # As in ksm_lightning.learning.rules: compiled code contains their values.
 _TRUST, _GAIN_FLOOR, _RESPONSE_LIMIT = 0.5, 0.01, 2.0
+# Unused numbers between two arrays of a block.
+_GAP = 16
+
+
+def count(shapes: Any) -> int:
+    """How many numbers stacks of matrices with these shapes (number, rows, columns) have, with gaps between them."""
+    total = 0
+    for number, rows, columns in shapes:
+        total += number * rows * columns + _GAP
+    return total
+
+
+def part(memory: Any, shapes: Any, index: int) -> Any:
+    """One of the stacks of matrices that share a memory.
+
+    All arrays of a block share one, with the same distances in every run: LLVM makes several versions of a loop, each
+    with its own rounding, and which one runs may depend on the distances between the arrays.
+    """
+    start = 0
+    for i in range(index):
+        start += shapes[i][0] * shapes[i][1] * shapes[i][2] + _GAP
+    number, rows, columns = shapes[index]
+    return memory[start : start + number * rows * columns].reshape((number, rows, columns))
+
+
+def copy(source: Any, target: Any) -> None:
+    """Copy a matrix."""
+    for i in range(source.shape[0]):
+        for j in range(source.shape[1]):
+            target[i, j] = source[i, j]
 
 
 def factorise(S: Any) -> int:
@@ -158,15 +188,19 @@ def make_fill(formula: Formula, is_radial: bool) -> Callable[..., None]:
 def transpose(x: Any, xT: Any, x2: Any) -> None:
     """Points x (batch, m) as xT (m, batch), and their squared lengths (batch,)."""
     batch, m = x.shape
+    for f in range(m):
+        for s in range(batch):
+            xT[f, s] = x[s, f]
     for s in range(batch):
         x2[s] = x.dtype.type(0)
     for f in range(m):
         for s in range(batch):
-            xT[f, s] = x[s, f]
             x2[s] += xT[f, s] * xT[f, s]
 
 
-HELPERS: tuple[Callable[..., Any], ...] = (factorise, subtract_rows, solve, respond, ascend, limit_lengths, transpose)
+HELPERS: tuple[Callable[..., Any], ...] = (
+    count, part, copy, factorise, subtract_rows, solve, respond, ascend, limit_lengths, transpose,
+)  # fmt: skip
 
 
 def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable[..., int]:
@@ -179,17 +213,24 @@ def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable
     """
 
     def block(
-        x: Any, W: Any, q: Any, L: Any, sizes: Any, ridge: Any, params: Any, tiny: Any, learns_q: bool, is_natural: bool
-    ) -> int:
+        x: Any, weights_W: Any, weights_q: Any, weights_L: Any, sizes: Any, ridge: Any, params: Any, tiny: Any,
+        learns_q: bool, is_natural: bool,
+    ) -> int:  # fmt: skip
         updates, batch, m = x.shape
-        n, real, dtype = W.shape[0], W.dtype.type, W.dtype
+        n, real, dtype = weights_W.shape[0], weights_W.dtype.type, weights_W.dtype
         zero, one, half, share = real(0), real(1), real(0.5), real(1) / real(batch)
-        xT, x2, longest = np.empty((m, batch), dtype), np.empty(batch, dtype), np.empty(batch, dtype)
-        K, A = np.empty((n, batch), dtype), np.empty((n, batch), dtype)
-        B, Y = np.empty((n, batch), dtype), np.empty((n, batch), dtype)
-        S, work, direction = np.empty((n, n), dtype), np.empty(batch, dtype), np.empty(m, dtype)
-        norm2, curvature, slope, gain = np.empty(n, dtype), np.empty(n, dtype), np.empty(n, dtype), np.empty(n, dtype)
-        w2, failed = np.empty(n, dtype), 0
+        shapes = ((1, m, batch), (1, 3, batch), (4, n, batch), (2, n, n), (1, 6, n), (1, n, m), (1, 1, m))
+        memory, failed = np.empty(count(shapes), dtype), 0
+        of_batch, of_pairs = part(memory, shapes, 1)[0], part(memory, shapes, 2)
+        squares, of_neurons = part(memory, shapes, 3), part(memory, shapes, 4)[0]
+        xT, x2, longest, work = part(memory, shapes, 0)[0], of_batch[0], of_batch[1], of_batch[2]
+        K, A, B, Y, S, L = of_pairs[0], of_pairs[1], of_pairs[2], of_pairs[3], squares[0], squares[1]
+        norm2, curvature, slope, gain = of_neurons[0], of_neurons[1], of_neurons[2], of_neurons[3]
+        w2, q, W, direction = of_neurons[4], of_neurons[5], part(memory, shapes, 5)[0], part(memory, shapes, 6)[0, 0]
+        copy(weights_W, W)
+        copy(weights_L, L)
+        for i in range(n):
+            q[i] = weights_q[i]
         for update in range(updates):
             step_W, step_q, step_L = sizes[update, 0], sizes[update, 1], sizes[update, 2]
             transpose(x[update], xT, x2)
@@ -242,6 +283,10 @@ def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable
                 for f in range(m):
                     W[i, f] += size * direction[f]
             ascend(L, Y, step_L)
+        copy(W, weights_W)
+        copy(L, weights_L)
+        for i in range(n):
+            weights_q[i] = q[i]
         return failed
 
     return block

@@ -13,8 +13,11 @@ from ksm_lightning.kernels.scalar import SelfFormula
 from ksm_lightning.learning.native_block import (
     _RESPONSE_LIMIT,
     ascend,
+    copy,
+    count,
     factorise,
     limit_lengths,
+    part,
     respond,
     solve,
     transpose,
@@ -86,25 +89,40 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
     """
 
     def block(
-        x: Any, W: Any, Q: Any, L: Any, mean: Any, square: Any, steps: int, sizes: Any, ridge: Any, params: Any,
-        wide_params: Any, tiny: Any, jitter: float, keeps_lengths: bool,
+        x: Any, weights_W: Any, weights_Q: Any, weights_L: Any, average: Any, average_square: Any, steps: int,
+        sizes: Any, ridge: Any, params: Any, wide_params: Any, tiny: Any, jitter: float, keeps_lengths: bool,
     ) -> int:  # fmt: skip
         updates, batch, m = x.shape
-        n, p, real, dtype, wide = L.shape[0], W.shape[0], W.dtype.type, W.dtype, np.float64
+        (n, p), real, dtype, wide = weights_Q.shape, weights_W.dtype.type, weights_W.dtype, np.float64
         zero, share = real(0), real(1) / real(batch)
         weight, root_m = real(batch / (batch + _BATCH_WEIGHT * p)), m**-0.25
-        xT, x2, longest = np.empty((m, batch), dtype), np.empty(batch, dtype), np.empty(batch, dtype)
-        k, A, B = np.empty((p, batch), dtype), np.empty((p, batch), dtype), np.empty((p, batch), dtype)
-        Y, S = np.empty((n, batch), dtype), np.empty((n, n), dtype)
-        work, w2 = np.empty(batch, dtype), np.empty(p, dtype)
-        target, between, QT = np.empty((p, n), dtype), np.empty((p, n), dtype), np.empty((p, n), dtype)
-        pull, gradient = np.empty((p, batch), dtype), np.empty((p, m), wide)
-        wT, old_T = np.empty((m, p), wide), np.empty((m, p), wide)
-        W64, w2_64 = np.empty((p, m), wide), np.empty(p, wide)
-        K, KA, KB, M = np.empty((p, p), wide), np.empty((p, p), wide), np.empty((p, p), wide), np.empty((p, p), wide)
-        across, factor = np.empty((p, p), wide), np.empty((p, p), dtype)
-        lengths, old_2 = np.empty(p, wide), np.empty(p, wide)
-        failed = 0
+        shapes = ((5, p, p), (2, p, m), (2, m, p), (1, 4, p))
+        narrow_shapes = (
+            (1, m, batch), (1, 3, batch), (4, p, batch), (1, n, batch), (2, n, n), (3, p, n), (1, n, p), (1, p, p),
+            (2, p, m), (1, 1, p),
+        )  # fmt: skip
+        memory, failed = np.empty(count(shapes) + count(narrow_shapes), wide), 0
+        pairs, flat, tall, singles = (
+            part(memory, shapes, 0), part(memory, shapes, 1), part(memory, shapes, 2), part(memory, shapes, 3)[0],
+        )  # fmt: skip
+        K, KA, KB, M, across = pairs[0], pairs[1], pairs[2], pairs[3], pairs[4]
+        gradient, W64, wT, old_T = flat[0], flat[1], tall[0], tall[1]
+        w2_64, lengths, old_2, square = singles[0], singles[1], singles[2], singles[3]
+        narrow = memory[count(shapes) :].view(dtype)
+        of_batch, of_pairs = part(narrow, narrow_shapes, 1)[0], part(narrow, narrow_shapes, 2)
+        squares, outputs = part(narrow, narrow_shapes, 4), part(narrow, narrow_shapes, 5)
+        landmarks = part(narrow, narrow_shapes, 8)
+        xT, x2, longest, work = part(narrow, narrow_shapes, 0)[0], of_batch[0], of_batch[1], of_batch[2]
+        k, A, B, pull, Y = of_pairs[0], of_pairs[1], of_pairs[2], of_pairs[3], part(narrow, narrow_shapes, 3)[0]
+        S, L, target, between, QT = squares[0], squares[1], outputs[0], outputs[1], outputs[2]
+        Q, factor = part(narrow, narrow_shapes, 6)[0], part(narrow, narrow_shapes, 7)[0]
+        W, mean, w2 = landmarks[0], landmarks[1], part(narrow, narrow_shapes, 9)[0, 0]
+        copy(weights_W, W)
+        copy(weights_Q, Q)
+        copy(weights_L, L)
+        copy(average, mean)
+        for j in range(p):
+            square[j] = average_square[j]
         for update in range(updates + 1):
             # What depends on W alone. Q is carried along from the landmarks of the last update: Q f(W_old, W) K^-1.
             for j in range(p):
@@ -202,6 +220,12 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
                     QT[j, i] += step_Q * (target[j, i] - QT[j, i])
             copy_transposed(QT, Q)
             ascend(L, Y, step_L)
+        copy(W, weights_W)
+        copy(Q, weights_Q)
+        copy(L, weights_L)
+        copy(mean, average)
+        for j in range(p):
+            average_square[j] = square[j]
         return failed
 
     return block
