@@ -172,21 +172,19 @@ class DivergenceGuard(Callback):
         first, end = self._first_update, trainer.global_step
 
         def look(update: int, seen: Observation, rates: Rates) -> None:
-            what = self._what_is_wrong(model, batches[update - first], seen)
+            what = self._what_is_wrong(model, batch, seen)
             found.extend([(what, update + 1)] if what else [])
 
-        for block in blocks:
-            batches = block.batches[: end - first]  # a block may have been left early
-            if len(batches) == 0:
-                break
+        for update, batch in enumerate((batch for block in blocks for batch in block.batches), start=first):
+            if update == end:
+                break  # a block may have been left early
             learner.learn(
-                batches, first, sample=model.points_for_idle_landmarks, observe=lambda update: True,
-                on_observation=look, should_stop=lambda: bool(found),
+                batch[None], update, sample=model.points_for_idle_landmarks, observe=lambda update: True,
+                on_observation=look,
             )  # fmt: skip
             if found:
                 return found[0]
-            first += len(batches)
-        return "the weights became non-finite", first
+        return "the weights became non-finite", end
 
     def _what_is_wrong(self, model: KernelSimilarityMatching, x: Tensor, seen: Observation) -> str | None:
         *parameters, factorised = model.learner.health()

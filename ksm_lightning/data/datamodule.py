@@ -11,13 +11,23 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.data.fingerprint import Fingerprint
-from ksm_lightning.data.loaders import MAX_SLOTS, PointLoader, UpdateLoader, draw_indices, inputs_of
+from ksm_lightning.data.loaders import (
+    MAX_SLOTS,
+    SMALL_UPDATES_AT_ONCE,
+    UPDATES_AT_ONCE,
+    PointLoader,
+    UpdateLoader,
+    draw_indices,
+    inputs_of,
+)
 from ksm_lightning.data.points import Points, check_points
 from ksm_lightning.network.preprocessing import Preprocessing, Scaling
 from ksm_lightning.network.readout import READOUT_SAMPLE
 from ksm_lightning.private_apis import checkpoint_interval
 
 _MAX_PROBE_POINTS = 100_000
+# Up to this number of products of numbers, an update takes a fraction of a millisecond.
+_PRODUCTS_OF_SMALL = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -195,7 +205,15 @@ class KSMDataModule(L.LightningDataModule, ABC):
             next_update=lambda: trainer.global_step,
             last_update=trainer.max_steps if trainer.max_steps >= 0 else None,
             stops=[interval for interval in intervals if interval],
+            updates_at_once=self._updates_at_once(trainer.lightning_module),
         )
+
+    def _updates_at_once(self, module: Any) -> int:
+        """More updates in a block if they are small: Lightning's loop would cost more than the updates."""
+        W = getattr(getattr(module, "network", None), "W", None)
+        if W is None or len(W) * max(W.shape) * self.batch_size > _PRODUCTS_OF_SMALL:
+            return UPDATES_AT_ONCE
+        return SMALL_UPDATES_AT_ONCE
 
     def val_dataloader(self) -> PointLoader:
         """The training points in order: the approximation error is defined on them."""

@@ -109,7 +109,8 @@ class Learner:
             sample: Returns points among which idle landmarks are moved, given the update and its batch. Default: none
                 are moved.
             observe: Whether an update is observed, given its number.
-            on_observation: Called after an observed update with its number, what was seen and the step sizes.
+            on_observation: Called with the number of an observed update, what was seen and the step sizes; after the
+                update, or after those that run together.
             should_stop: Called after each update, or after those that run together.
         """
         if sample is not None and len(batches) and (self.best.is_waiting or (self._is_tight and first_update == 0)):
@@ -119,18 +120,15 @@ class Learner:
         with self._updates.block(batches, numbers):
             index = 0
             while index < len(batches):
-                update, count = numbers[index], 1
+                update = numbers[index]
                 self.set_kernel_for(update)
                 if sample is not None and self.schedule.relocates_before(update):
                     self._care(sample, update, batches[index])
-                if observe is not None and observe(update):
-                    observed, rates = self._updates.observe(index)
+                together = numbers[index : index + self._updates.most_at_once]
+                count = self._undisturbed(together, None if self._updates.is_native else observe, sample is not None)
+                for observed in self._updates.run(index, count, observe):
                     if on_observation is not None:
-                        on_observation(update, observed, rates)
-                else:
-                    together = numbers[index : index + self._updates.most_at_once]
-                    count = self._undisturbed(together, observe, sample is not None)
-                    self._updates.run(index, count)
+                        on_observation(*observed)
                 index += count
                 if should_stop is not None and should_stop():
                     return index
@@ -139,6 +137,8 @@ class Learner:
     def _undisturbed(self, numbers: range, observe: Callable[[int], bool] | None, moves: bool) -> int:
         """How many updates, of those with these numbers, follow each other without anything else in between."""
         schedule = self.schedule
+        if observe is not None and observe(numbers[0]):
+            return 1
         if observe is not None or moves or schedule.phase_ends:  # the kernel may change at the end of a phase
             for count, update in enumerate(numbers[1:], start=1):
                 is_observed = observe is not None and observe(update)

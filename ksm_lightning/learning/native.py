@@ -26,9 +26,11 @@ from torch import Tensor
 from ksm_lightning.kernels import scalar
 from ksm_lightning.learning import native_block, native_tight
 from ksm_lightning.learning.exact_tight import JITTER
+from ksm_lightning.learning.observation import Observation
 from ksm_lightning.learning.rules import GainRule, NaturalRule
 from ksm_lightning.learning.tight_rule import TightRule, keeps_lengths
 from ksm_lightning.network import KSMNetwork
+from ksm_lightning.network.functional import EnergyTerms
 
 _logger = logging.getLogger(__name__)
 
@@ -64,8 +66,11 @@ class NativeUpdates:
         found = scalar.scalar_kernel(self.network.kernel, torch.finfo(W.dtype).eps)
         return found is not None and _are_in_range(found.params, W.dtype) and is_available()
 
-    def run(self, batches: Tensor, sizes: np.ndarray) -> int:
-        """One update per batch (updates, batch, m) with step sizes (updates, 3) of W, q and L; not 0 if one failed."""
+    def run(self, batches: Tensor, sizes: np.ndarray, observed: Sequence[int] = ()) -> tuple[int, list[Observation]]:
+        """One update per batch (updates, batch, m) with step sizes (updates, 3) of W, q and L.
+
+        Returns a number that is not 0 if an update failed, and what the updates at the given indices showed.
+        """
         network, rule, kernel = self.network, self.rule, self.network.kernel
         W, gains, L = network.W.detach(), network.gains.detach(), network.L.detach()
         dtype = W.numpy().dtype
@@ -74,19 +79,28 @@ class NativeUpdates:
         x, steps = np.ascontiguousarray(batches.detach().to(W).numpy()), np.ascontiguousarray(sizes, dtype)
         weights = (W.numpy(), gains.numpy(), L.numpy())
         ridge, params, tiny = dtype.type(network.ridge), np.asarray(found.params, dtype), np.finfo(dtype).tiny
+        shape = (len(observed), len(W), x.shape[1])
+        k, y, numbers = np.empty(shape, dtype), np.empty((shape[0], len(L), shape[2]), dtype), np.empty((shape[0], 10))
+        seen = (np.asarray(observed, np.int64), k, y, numbers)
         block = _compile(found.formula, found.self_formula, kernel.is_radial, isinstance(rule, TightRule))
         if isinstance(rule, TightRule):
             mean, square, count = rule.averages(W)
             averages, wide = (mean.numpy(), square.numpy(), count), np.asarray(found.params, np.float64)
             fixed = (ridge, params, wide, tiny, JITTER[W.dtype], keeps_lengths(kernel))
-            failed = block(x, *weights, *averages, steps, *fixed)
+            failed = block(x, *weights, *averages, steps, *fixed, *seen)
             rule.count(len(x))
         else:
             is_natural = isinstance(rule, NaturalRule)
-            failed = block(x, *weights, steps, ridge, params, tiny, not kernel.is_homogeneous, is_natural)
+            failed = block(x, *weights, steps, ridge, params, tiny, not kernel.is_homogeneous, is_natural, *seen)
         for each in (network.W, network.gains, network.L):
             torch.autograd.graph.increment_version(each)
-        return failed
+        shown = zip(torch.from_numpy(k).mT, torch.from_numpy(y).mT, torch.from_numpy(numbers), strict=True)
+        return failed, [_observation(*each) for each in shown]
+
+
+def _observation(k: Tensor, y: Tensor, numbers: Tensor) -> Observation:
+    *energy, W, q, L, smallest_gain, condition = numbers.unbind()
+    return Observation(k, y, EnergyTerms(*energy), (W, q, L), smallest_gain, condition)
 
 
 def _are_in_range(params: Sequence[float], dtype: torch.dtype) -> bool:

@@ -47,25 +47,6 @@ def copy(source: Any, target: Any) -> None:
             target[i, j] = source[i, j]
 
 
-def factorise(S: Any) -> int:
-    """Cholesky factorisation in place of the lower triangle of S (n, n); the number of the failed column, or 0."""
-    n, one = S.shape[0], S.dtype.type(1)
-    for j in range(n):
-        pivot = S[j, j]
-        for f in range(j):
-            pivot -= S[j, f] * S[j, f]
-        if not pivot > 0:
-            return j + 1
-        S[j, j] = math.sqrt(pivot)
-        inverse = one / S[j, j]
-        for i in range(j + 1, n):
-            rest = S[i, j]
-            for f in range(j):
-                rest -= S[i, f] * S[j, f]
-            S[i, j] = rest * inverse
-    return 0
-
-
 def subtract_rows(Y: Any, i: int, factors: Any, start: int, stop: int) -> None:
     """``y_i -= sum_j factors_j y_j`` for start <= j < stop, four rows at a time."""
     batch, row, j = Y.shape[1], Y[i], start
@@ -80,6 +61,40 @@ def subtract_rows(Y: Any, i: int, factors: Any, start: int, stop: int) -> None:
         for s in range(batch):
             row[s] -= f0 * y0[s]
         j += 1
+
+
+def factorise(S: Any) -> int:
+    """Cholesky factorisation in place of the lower triangle of S (n, n), four rows at a time.
+
+    Returns the number of the failed column, or 0.
+    """
+    n, one = S.shape[0], S.dtype.type(1)
+    for j in range(n):
+        row, pivot, i = S[j], S[j, j], j + 1
+        for f in range(j):
+            pivot -= row[f] * row[f]
+        if not pivot > 0:
+            return j + 1
+        row[j] = math.sqrt(pivot)
+        inverse = one / row[j]
+        while i + 4 <= n:
+            s0, s1, s2, s3 = S[i], S[i + 1], S[i + 2], S[i + 3]
+            c0, c1, c2, c3 = s0[j], s1[j], s2[j], s3[j]
+            for f in range(j):
+                c0 -= s0[f] * row[f]
+                c1 -= s1[f] * row[f]
+                c2 -= s2[f] * row[f]
+                c3 -= s3[f] * row[f]
+            s0[j], s1[j], s2[j], s3[j] = c0 * inverse, c1 * inverse, c2 * inverse, c3 * inverse
+            i += 4
+        while i < n:
+            s0 = S[i]
+            c0 = s0[j]
+            for f in range(j):
+                c0 -= s0[f] * row[f]
+            s0[j] = c0 * inverse
+            i += 1
+    return 0
 
 
 def solve(S: Any, Y: Any) -> None:
@@ -135,6 +150,34 @@ def ascend(L: Any, Y: Any, step: Any) -> None:
             j += 1
         for f in range(i):
             L[f, i] = L[i, f]
+
+
+def record(k: Any, Y: Any, L: Any, S: Any, ridge: Any, seen_k: Any, seen_y: Any, numbers: Any) -> None:
+    """Note what an update shows of L before it changes: similarities, responses, and the last parts of ``numbers``.
+
+    These are, in the order of :class:`~.Observation`, five terms of the energy, the lengths of the gradients of W, q
+    and L, the smallest gain, and the condition number of ``L + ridge I`` as the factor S shows it.
+    """
+    n, batch = Y.shape
+    lateral, squares, lengths, gradient = 0.0, 0.0, 0.0, 0.0
+    for i in range(n):
+        for j in range(n):
+            C = 0.0
+            for s in range(batch):
+                C += Y[i, s] * Y[j, s]
+            C /= batch
+            lateral += L[i, j] * C
+            squares += L[i, j] * L[i, j]
+            gradient += (C - L[i, j]) * (C - L[i, j])
+            if i == j:
+                lengths += C
+    largest, smallest = S[0, 0], S[0, 0]
+    for i in range(n):
+        largest, smallest = max(largest, S[i, i]), min(smallest, S[i, i])
+    numbers[2], numbers[3], numbers[4] = 0.5 * lateral, -0.25 * squares, 0.5 * ridge * lengths
+    numbers[7], numbers[9] = 0.5 * math.sqrt(gradient), (largest / smallest) ** 2
+    copy(k, seen_k)
+    copy(Y, seen_y)
 
 
 def limit_lengths(Y: Any, longest: Any, norm: Any) -> None:
@@ -199,7 +242,7 @@ def transpose(x: Any, xT: Any, x2: Any) -> None:
 
 
 HELPERS: tuple[Callable[..., Any], ...] = (
-    count, part, copy, factorise, subtract_rows, solve, respond, ascend, limit_lengths, transpose,
+    count, part, copy, subtract_rows, factorise, solve, respond, ascend, record, limit_lengths, transpose,
 )  # fmt: skip
 
 
@@ -208,19 +251,20 @@ def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable
 
     Its arguments are the batches x (updates, batch, m), the weights W (n, m), q (n,) and L (n, n), which are changed in
     place, the step sizes of W, q and L (updates, 3), the ridge, the kernel's numbers, the smallest number, whether q is
-    learned, and whether steps are natural. All numbers have the same dtype. It returns 0, or the column at which a
-    factorisation failed.
+    learned, whether steps are natural, and the updates to observe with the arrays for what they show, see `record`:
+    similarities and responses (observed, n, batch) and numbers (observed, 10) in float64. All other numbers have the
+    same dtype. It returns 0, or the column at which a factorisation failed.
     """
 
     def block(
         x: Any, weights_W: Any, weights_q: Any, weights_L: Any, sizes: Any, ridge: Any, params: Any, tiny: Any,
-        learns_q: bool, is_natural: bool,
+        learns_q: bool, is_natural: bool, observed: Any, seen_k: Any, seen_y: Any, seen: Any,
     ) -> int:  # fmt: skip
         updates, batch, m = x.shape
         n, real, dtype = weights_W.shape[0], weights_W.dtype.type, weights_W.dtype
         zero, one, half, share = real(0), real(1), real(0.5), real(1) / real(batch)
         shapes = ((1, m, batch), (1, 3, batch), (4, n, batch), (2, n, n), (1, 6, n), (1, n, m), (1, 1, m))
-        memory, failed = np.empty(count(shapes), dtype), 0
+        memory, failed, noted = np.empty(count(shapes), dtype), 0, 0
         of_batch, of_pairs = part(memory, shapes, 1)[0], part(memory, shapes, 2)
         squares, of_neurons = part(memory, shapes, 3), part(memory, shapes, 4)[0]
         xT, x2, longest, work = part(memory, shapes, 0)[0], of_batch[0], of_batch[1], of_batch[2]
@@ -256,6 +300,7 @@ def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable
                 limit_lengths(Y, longest, work)
             # Steps of W and q, from the mean of y (a x - b w) - q/2 df(w,w)/dw and of y k.
             floor, mean_norm2 = real(_GAIN_FLOOR) * sum_gain / real(n), sum_norm2 / real(n)
+            feedforward, gradient_W, gradient_q, smallest = 0.0, 0.0, 0.0, math.inf
             for i in range(n):
                 gain_i, drive, along = q[i] if learns_q else one, zero, zero
                 for s in range(batch):
@@ -269,6 +314,11 @@ def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable
                         total += work[s] * xT[f, s]
                     direction[f] = share * total - back * W[i, f]
                     length2 += direction[f] * direction[f]
+                feedforward -= gain_i * share * drive
+                gradient_W += gain_i * gain_i * length2
+                if learns_q:
+                    gradient_q += (q[i] * norm2[i] - share * drive) ** 2
+                smallest = min(smallest, abs(q[i]))
                 if is_natural:
                     size = step_W * gain_i * norm2[i] / (max(gain[i], floor) * curvature[i])
                     if length2 > zero:
@@ -282,6 +332,12 @@ def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable
                     q[i] += step
                 for f in range(m):
                     W[i, f] += size * direction[f]
+            if noted < len(observed) and observed[noted] == update:
+                numbers = seen[noted]
+                numbers[0], numbers[1], numbers[8] = feedforward, 0.5 * sum_gain, smallest
+                numbers[5], numbers[6] = math.sqrt(gradient_W), math.sqrt(gradient_q)
+                record(K, Y, L, S, ridge, seen_k[noted], seen_y[noted], numbers)
+                noted += 1
             ascend(L, Y, step_L)
         copy(W, weights_W)
         copy(L, weights_L)

@@ -18,6 +18,7 @@ from ksm_lightning.learning.native_block import (
     factorise,
     limit_lengths,
     part,
+    record,
     respond,
     solve,
     transpose,
@@ -75,7 +76,33 @@ def add_jitter(K: Any, jitter: float, tiny: float) -> None:
         K[j, j] += jitter * (K[j, j] + 1e-6 * mean) + tiny
 
 
-TIGHT_HELPERS: tuple[Callable[..., Any], ...] = (multiply_rows, correlate_rows, copy_transposed, add_jitter)
+def observe_landmarks(Q: Any, k: Any, Y: Any, K: Any, gradient: Any, numbers: Any) -> None:
+    """The terms of the energy that contain Q, the lengths of the gradients of W and Q, and the smallest column of Q."""
+    (n, p), batch = Q.shape, Y.shape[1]
+    feedforward, gain, gradient_W, gradient_Q, smallest = 0.0, 0.0, 0.0, 0.0, math.inf
+    for j in range(p):
+        column = 0.0
+        for i in range(n):
+            yk, QK = 0.0, 0.0
+            for s in range(batch):
+                yk += Y[i, s] * k[j, s]
+            for f in range(p):
+                QK += Q[i, f] * K[f, j]
+            yk /= batch
+            feedforward -= Q[i, j] * yk
+            gain += 0.5 * Q[i, j] * QK
+            gradient_Q += (QK - yk) * (QK - yk)
+            column += Q[i, j] * Q[i, j]
+        smallest = min(smallest, column)
+        for f in range(gradient.shape[1]):
+            gradient_W += gradient[j, f] * gradient[j, f]
+    numbers[0], numbers[1], numbers[8] = feedforward, gain, math.sqrt(smallest)
+    numbers[5], numbers[6] = math.sqrt(gradient_W), math.sqrt(gradient_Q)
+
+
+TIGHT_HELPERS: tuple[Callable[..., Any], ...] = (
+    multiply_rows, correlate_rows, copy_transposed, add_jitter, observe_landmarks,
+)  # fmt: skip
 
 
 def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable[..., int]:
@@ -84,13 +111,14 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
     Its arguments are the batches x (updates, batch, m); the weights W (p, m), Q (n, p) and L (n, n), and the averages
     of W's directions, mean (p, m) and square (p,) in float64, all of which are changed in place; the number of updates
     that these contain; the step sizes of W, Q and L (updates, 3); the ridge; the kernel's numbers in the dtype of W and
-    in float64; the smallest number; the jitter; and whether landmarks keep their lengths. It returns 0, or the column
-    at which a factorisation failed.
+    in float64; the smallest number; the jitter; whether landmarks keep their lengths; and what is observed, as for the
+    paper's bound. It returns 0, or the column at which a factorisation failed.
     """
 
     def block(
         x: Any, weights_W: Any, weights_Q: Any, weights_L: Any, average: Any, average_square: Any, steps: int,
         sizes: Any, ridge: Any, params: Any, wide_params: Any, tiny: Any, jitter: float, keeps_lengths: bool,
+        observed: Any, seen_k: Any, seen_y: Any, seen: Any,
     ) -> int:  # fmt: skip
         updates, batch, m = x.shape
         (n, p), real, dtype, wide = weights_Q.shape, weights_W.dtype.type, weights_W.dtype, np.float64
@@ -102,6 +130,7 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
             (2, p, m), (1, 1, p),
         )  # fmt: skip
         memory, failed = np.empty(count(shapes) + count(narrow_shapes), wide), 0
+        noted = 0
         pairs, flat, tall, singles = (
             part(memory, shapes, 0), part(memory, shapes, 1), part(memory, shapes, 2), part(memory, shapes, 3)[0],
         )  # fmt: skip
@@ -141,9 +170,7 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
                     M[j, f] = K[j, f]  # its formula is symmetric to the last bit
             add_jitter(M, jitter, tiny)
             failed = max(failed, factorise(M))
-            for j in range(p):
-                for f in range(j + 1):
-                    factor[j, f] = M[j, f]
+            copy(M, factor)
             if update > 0:
                 for j in range(p):
                     for i in range(n):
@@ -191,6 +218,10 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
                         total_64 += between[j, i] * between[other, i]
                     for f in range(m):
                         gradient[j, f] += total_64 * (KA[j, other] * W64[other, f] - KB[j, other] * W64[j, f])
+            if noted < len(observed) and observed[noted] == update:
+                observe_landmarks(Q, k, Y, K, gradient, seen[noted])
+                record(k, Y, L, S, ridge, seen_k[noted], seen_y[noted], seen[noted])
+                noted += 1
             # Steps of W, Q and L.
             mean_square = 0.0
             for j in range(p):

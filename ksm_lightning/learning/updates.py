@@ -32,6 +32,14 @@ class Seen(NamedTuple):
     correlations: Any  # what the rule needs
 
 
+class Observed(NamedTuple):
+    """An observed update."""
+
+    update: int
+    observation: Observation
+    rates: Rates
+
+
 class Updates:
     """Changes the weights of a network by its learning rule, one update per batch of a block.
 
@@ -104,33 +112,44 @@ class Updates:
             return MOST_UPDATES
         return 1 if self._accelerator.most_at_once == 1 else _RECORDED
 
-    def run(self, index: int, count: int) -> None:
-        """Make the updates of the batches from this index of the block on, with one kernel and nothing in between."""
+    def run(self, index: int, count: int, observe: Callable[[int], bool] | None = None) -> list[Observed]:
+        """Make the updates of the batches from this index of the block on, with one kernel and nothing in between.
+
+        Returns what those showed that are observed, given their numbers. Only machine code observes several of them.
+        """
         if self.is_native:
-            self.responses.invalidate()
-            failed = self._native.run(self._block[index : index + count], self._sizes[index : index + count])
-            if failed:
-                self.responses.failed.fill_(failed)
-            return
+            return self._run_natively(index, count, observe)
         self._prepare()
+        if observe is not None and observe(self._numbers[index]):
+            assert count == 1
+            return [self._observe(index)]
         stop = index + count
         while index < stop:
             index += self._advance(index, stop)
+        return []
 
-    def observe(self, index: int) -> tuple[Observation, Rates]:
-        """One update of the block; returns what it computed, and its rates."""
-        self._prepare()
-        tracks = not self.is_native and self._begin(index)
+    def _run_natively(self, index: int, count: int, observe: Callable[[int], bool] | None) -> list[Observed]:
+        self.responses.invalidate()
+        stop = index + count
+        chosen = [] if observe is None else [i for i in range(index, stop) if observe(self._numbers[i])]
+        block, sizes = self._block[index:stop], self._sizes[index:stop]
+        failed, shown = self._native.run(block, sizes, [i - index for i in chosen])
+        if failed:
+            self.responses.failed.fill_(failed)
+        return [self._observed(i, each) for i, each in zip(chosen, shown, strict=True)]
+
+    def _observed(self, index: int, observation: Observation) -> Observed:
+        return Observed(self._numbers[index], observation, Rates(*self._rates[index].tolist()))
+
+    def _observe(self, index: int) -> Observed:
+        tracks = self._begin(index)
         sizes = self._step_sizes(index, tracks)
         seen = self._see(self._batches[index], sizes, tracks)
         observation = self._observation(seen, tracks)
-        if self.is_native:
-            self.run(index, 1)  # the same numbers as without an observer
-        else:
-            self._learn(seen, sizes, tracks)
+        self._learn(seen, sizes, tracks)
         if tracks:
             self.responses.advance(float(self._sizes[index][2]))
-        return observation, Rates(*self._rates[index].tolist())
+        return self._observed(index, observation)
 
     # ------------------------------------------------------------------ one update
 

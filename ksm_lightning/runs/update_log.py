@@ -49,8 +49,7 @@ class UpdateLog:
         if not self._seen:
             return
         reduced = collectives.mean(torch.stack([values for *_, values in self._seen]))  # one reduction for all
-        for energy in reduced[:, self._names.index(names.TRAIN_ENERGY)]:
-            self._count(energy)
+        self._count(reduced[:, self._names.index(names.TRAIN_ENERGY)])
         if self._to_log:
             for (update, rates, _), values in zip(self._seen, reduced.tolist(), strict=True):
                 # A value that is not finite is reported by the divergence guard.
@@ -64,10 +63,10 @@ class UpdateLog:
             logger.log_metrics(means | {names.rate(name): rate for name, rate in rates._asdict().items()}, update + 1)
         self.logged.append((update + 1, means[names.TRAIN_ENERGY]))
 
-    def _count(self, energy: Tensor) -> None:
-        """Add to the mean of the epoch without a host synchronisation; a value that is not finite is left out."""
-        is_finite = energy.isfinite()
-        added = torch.stack([torch.where(is_finite, energy, 0.0), is_finite.to(energy)])
+    def _count(self, energies: Tensor) -> None:
+        """Add to the mean of the epoch without a host synchronisation; values that are not finite are left out."""
+        is_finite = energies.isfinite()
+        added = torch.stack([torch.where(is_finite, energies, 0.0).sum(), is_finite.to(energies).sum()])
         self._sums = added if self._sums is None else self._sums.to(added) + added
 
     def start_epoch(self) -> None:

@@ -163,20 +163,23 @@ def test_blocks_of_any_length_and_observers_do_not_change_a_bit():
     assert seen[2][2] == pytest.approx(whole.rates(17, 24))
 
 
-def test_observations_are_those_of_the_torch_path():
+@pytest.mark.parametrize("bound", ["paper", "tight"])
+def test_observations_are_those_of_the_torch_path(bound):
     kernel, x = GaussianKernel(0.7), blocks(updates=20)
     found = {}
     for method in ("native", "none"):
-        network = network_for(kernel, x, True)
+        network = network_for(kernel, x, True) if bound == "paper" else tight_network(kernel, x)
         learner_of(network, rates_for(kernel, True), True, acceleration=method).learn(
             x, observe=lambda update: update in (5, 19),
             on_observation=lambda update, seen, _, method=method: found.update({(method, update): seen}),
         )  # fmt: skip
     for number in (5, 19):
         ours, theirs = found["native", number], found["none", number]
-        assert_close(ours.y, theirs.y, rtol=1e-10, atol=1e-12)
-        assert_close(torch.stack(ours.energy), torch.stack(theirs.energy), rtol=1e-10, atol=1e-12)
-        assert_close(torch.stack(ours.gradient_norms), torch.stack(theirs.gradient_norms), rtol=1e-8, atol=1e-12)
+        assert_close(ours.k, theirs.k, rtol=1e-10, atol=1e-12)
+        assert_close(ours.y, theirs.y, rtol=1e-9, atol=1e-11)
+        assert_close(torch.stack(ours.energy), torch.stack(theirs.energy), rtol=1e-9, atol=1e-11)
+        assert_close(torch.stack(ours.gradient_norms), torch.stack(theirs.gradient_norms), rtol=1e-8, atol=1e-11)
+        assert_close(ours.smallest_gain, theirs.smallest_gain, rtol=1e-9, atol=1e-11)
         assert_close(ours.condition, theirs.condition)
 
 
