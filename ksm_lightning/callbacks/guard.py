@@ -57,6 +57,8 @@ class DivergenceGuard(Callback):
                 f"{energy_limit} and {max_rollbacks}."
             )
         self.on_divergence = on_divergence
+        # A rollback loses the updates of its block, so blocks are short then, see `KSMDataModule.train_dataloader`.
+        self.every_n_updates = UPDATES_AT_ONCE if on_divergence == "rollback" else 0
         self.energy_limit = energy_limit
         self.max_rollbacks = max_rollbacks
         self.rollbacks = 0

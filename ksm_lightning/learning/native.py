@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import scalar
-from ksm_lightning.learning import native_block, native_tight
+from ksm_lightning.learning import native_algebra, native_block, native_tight
 from ksm_lightning.learning.exact_tight import JITTER
 from ksm_lightning.learning.observation import Observation
 from ksm_lightning.learning.rules import GainRule, NaturalRule
@@ -128,7 +128,8 @@ def _compile(
     from ksm_lightning.learning import native_exponential  # noqa: F401  its version is the one that numba finds
 
     fill = native_block.make_fill(formula, is_radial)
-    for function in (*native_block.HELPERS, *native_tight.TIGHT_HELPERS, formula, self_formula, fill):
+    own = (native_block.record, native_tight.observe_landmarks, formula, self_formula, fill)
+    for function in (*native_algebra.ALGEBRA, *own):
         _register(register_jitable, function)
     make = native_tight.make_tight_block if is_tight else native_block.make_block
     block = make(fill, self_formula)
@@ -183,7 +184,7 @@ def _cache_folder(config: Any) -> Iterator[Path | None]:
 
 def _folders() -> Iterator[Path]:
     """Folders for compiled code, best first. Their name changes with the source, so that old code is never used."""
-    files = [Path(module.__file__ or "") for module in (scalar, native_block, native_tight)]
+    files = [Path(module.__file__ or "") for module in (scalar, native_algebra, native_block, native_tight)]
     sources = [file.read_bytes() for file in (*files, files[1].with_name("native_exponential.py"))]
     name = f"native-{hashlib.sha256(b''.join(sources)).hexdigest()[:16]}"
     if sys.platform == "win32":

@@ -12,144 +12,10 @@ from typing import Any
 import numpy as np
 
 from ksm_lightning.kernels.scalar import Formula, SelfFormula
+from ksm_lightning.learning.native_algebra import ascend, copy, count, limit_lengths, part, respond, transpose
 
 # As in ksm_lightning.learning.rules: compiled code contains their values.
 _TRUST, _GAIN_FLOOR, _RESPONSE_LIMIT = 0.5, 0.01, 2.0
-# Unused numbers between two arrays of a block.
-_GAP = 16
-
-
-def count(shapes: Any) -> int:
-    """How many numbers stacks of matrices with these shapes (number, rows, columns) have, with gaps between them."""
-    total = 0
-    for number, rows, columns in shapes:
-        total += number * rows * columns + _GAP
-    return total
-
-
-def part(memory: Any, shapes: Any, index: int) -> Any:
-    """One of the stacks of matrices that share a memory.
-
-    All arrays of a block share one, with the same distances in every run: LLVM makes several versions of a loop, each
-    with its own rounding, and which one runs may depend on the distances between the arrays.
-    """
-    start = 0
-    for i in range(index):
-        start += shapes[i][0] * shapes[i][1] * shapes[i][2] + _GAP
-    number, rows, columns = shapes[index]
-    return memory[start : start + number * rows * columns].reshape((number, rows, columns))
-
-
-def copy(source: Any, target: Any) -> None:
-    """Copy a matrix."""
-    for i in range(source.shape[0]):
-        for j in range(source.shape[1]):
-            target[i, j] = source[i, j]
-
-
-def subtract_rows(Y: Any, i: int, factors: Any, start: int, stop: int) -> None:
-    """``y_i -= sum_j factors_j y_j`` for start <= j < stop, four rows at a time."""
-    batch, row, j = Y.shape[1], Y[i], start
-    while j + 4 <= stop:
-        f0, f1, f2, f3 = factors[j], factors[j + 1], factors[j + 2], factors[j + 3]
-        y0, y1, y2, y3 = Y[j], Y[j + 1], Y[j + 2], Y[j + 3]
-        for s in range(batch):
-            row[s] -= f0 * y0[s] + f1 * y1[s] + f2 * y2[s] + f3 * y3[s]
-        j += 4
-    while j < stop:
-        f0, y0 = factors[j], Y[j]
-        for s in range(batch):
-            row[s] -= f0 * y0[s]
-        j += 1
-
-
-def factorise(S: Any) -> int:
-    """Cholesky factorisation in place of the lower triangle of S (n, n), four rows at a time.
-
-    Returns the number of the failed column, or 0.
-    """
-    n, one = S.shape[0], S.dtype.type(1)
-    for j in range(n):
-        row, pivot, i = S[j], S[j, j], j + 1
-        for f in range(j):
-            pivot -= row[f] * row[f]
-        if not pivot > 0:
-            return j + 1
-        row[j] = math.sqrt(pivot)
-        inverse = one / row[j]
-        while i + 4 <= n:
-            s0, s1, s2, s3 = S[i], S[i + 1], S[i + 2], S[i + 3]
-            c0, c1, c2, c3 = s0[j], s1[j], s2[j], s3[j]
-            for f in range(j):
-                c0 -= s0[f] * row[f]
-                c1 -= s1[f] * row[f]
-                c2 -= s2[f] * row[f]
-                c3 -= s3[f] * row[f]
-            s0[j], s1[j], s2[j], s3[j] = c0 * inverse, c1 * inverse, c2 * inverse, c3 * inverse
-            i += 4
-        while i < n:
-            s0 = S[i]
-            c0 = s0[j]
-            for f in range(j):
-                c0 -= s0[f] * row[f]
-            s0[j] = c0 * inverse
-            i += 1
-    return 0
-
-
-def solve(S: Any, Y: Any) -> None:
-    """Replace the columns of Y (n, batch) by the solutions with the matrix whose factor is S (n, n)."""
-    n, batch, one = Y.shape[0], Y.shape[1], S.dtype.type(1)
-    for i in range(n):
-        subtract_rows(Y, i, S[i], 0, i)
-        inverse = one / S[i, i]
-        for s in range(batch):
-            Y[i, s] *= inverse
-    for i in range(n - 1, -1, -1):
-        subtract_rows(Y, i, S[:, i], i + 1, n)
-        inverse = one / S[i, i]
-        for s in range(batch):
-            Y[i, s] *= inverse
-
-
-def respond(L: Any, ridge: Any, S: Any, Y: Any) -> int:
-    """Replace drives Y (n, batch) by responses ``(L + ridge I)^-1 Y``; S (n, n) is memory. Returns as `factorise`."""
-    for i in range(L.shape[0]):
-        for j in range(i + 1):
-            S[i, j] = L[i, j]
-        S[i, i] += ridge
-    failed = factorise(S)
-    solve(S, Y)
-    return failed
-
-
-def ascend(L: Any, Y: Any, step: Any) -> None:
-    """``L += step (<y y^T> - L)``, four columns at a time."""
-    n, batch, real = Y.shape[0], Y.shape[1], L.dtype.type
-    keep, part = real(1) - step, step / real(batch)
-    for i in range(n):
-        row, j = Y[i], 0
-        while j + 4 <= i + 1:
-            y0, y1, y2, y3 = Y[j], Y[j + 1], Y[j + 2], Y[j + 3]
-            c0, c1, c2, c3 = real(0), real(0), real(0), real(0)
-            for s in range(batch):
-                c0 += row[s] * y0[s]
-                c1 += row[s] * y1[s]
-                c2 += row[s] * y2[s]
-                c3 += row[s] * y3[s]
-            L[i, j] = keep * L[i, j] + part * c0
-            L[i, j + 1] = keep * L[i, j + 1] + part * c1
-            L[i, j + 2] = keep * L[i, j + 2] + part * c2
-            L[i, j + 3] = keep * L[i, j + 3] + part * c3
-            j += 4
-        while j <= i:
-            y0, c0 = Y[j], real(0)
-            for s in range(batch):
-                c0 += row[s] * y0[s]
-            L[i, j] = keep * L[i, j] + part * c0
-            j += 1
-        for f in range(i):
-            L[f, i] = L[i, f]
 
 
 def record(k: Any, Y: Any, L: Any, S: Any, ridge: Any, seen_k: Any, seen_y: Any, numbers: Any) -> None:
@@ -178,22 +44,6 @@ def record(k: Any, Y: Any, L: Any, S: Any, ridge: Any, seen_k: Any, seen_y: Any,
     numbers[7], numbers[9] = 0.5 * math.sqrt(gradient), (largest / smallest) ** 2
     copy(k, seen_k)
     copy(Y, seen_y)
-
-
-def limit_lengths(Y: Any, longest: Any, norm: Any) -> None:
-    """Shorten columns of Y (n, batch) to the lengths ``longest`` (batch,)."""
-    n, batch, real = Y.shape[0], Y.shape[1], Y.dtype.type
-    for s in range(batch):
-        norm[s] = real(0)
-    for i in range(n):
-        for s in range(batch):
-            norm[s] += Y[i, s] * Y[i, s]
-    for s in range(batch):
-        length = math.sqrt(norm[s])
-        norm[s] = longest[s] / length if length > longest[s] else real(1)
-    for i in range(n):
-        for s in range(batch):
-            Y[i, s] *= norm[s]
 
 
 def make_fill(formula: Formula, is_radial: bool) -> Callable[..., None]:
@@ -226,24 +76,6 @@ def make_fill(formula: Formula, is_radial: bool) -> Callable[..., None]:
                 K[i, s], A[i, s], B[i, s] = k, a, b
 
     return fill
-
-
-def transpose(x: Any, xT: Any, x2: Any) -> None:
-    """Points x (batch, m) as xT (m, batch), and their squared lengths (batch,)."""
-    batch, m = x.shape
-    for f in range(m):
-        for s in range(batch):
-            xT[f, s] = x[s, f]
-    for s in range(batch):
-        x2[s] = x.dtype.type(0)
-    for f in range(m):
-        for s in range(batch):
-            x2[s] += xT[f, s] * xT[f, s]
-
-
-HELPERS: tuple[Callable[..., Any], ...] = (
-    count, part, copy, subtract_rows, factorise, solve, respond, ascend, record, limit_lengths, transpose,
-)  # fmt: skip
 
 
 def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable[..., int]:

@@ -10,70 +10,25 @@ from typing import Any
 import numpy as np
 
 from ksm_lightning.kernels.scalar import SelfFormula
-from ksm_lightning.learning.native_block import (
-    _RESPONSE_LIMIT,
+from ksm_lightning.learning.native_algebra import (
+    add_jitter,
     ascend,
     copy,
+    copy_transposed,
+    correlate_rows,
     count,
     factorise,
     limit_lengths,
+    multiply_rows,
     part,
-    record,
     respond,
     solve,
     transpose,
 )
+from ksm_lightning.learning.native_block import _RESPONSE_LIMIT, record
 
 # As in ksm_lightning.learning.tight_rule: compiled code contains their values.
 _MEMORY, _MEMORY_OF_LENGTH, _FLOOR, _BATCH_WEIGHT = 0.9, 0.99, 1e-4, 0.3
-
-
-def multiply_rows(left: Any, right: Any, out: Any) -> None:
-    """``out = left right`` for matrices (n, p) and (p, batch), four rows of the second one at a time."""
-    (n, p), batch = left.shape, right.shape[1]
-    for i in range(n):
-        row, j = out[i], 0
-        for s in range(batch):
-            row[s] = out.dtype.type(0)
-        while j + 4 <= p:
-            f0, f1, f2, f3 = left[i, j], left[i, j + 1], left[i, j + 2], left[i, j + 3]
-            r0, r1, r2, r3 = right[j], right[j + 1], right[j + 2], right[j + 3]
-            for s in range(batch):
-                row[s] += f0 * r0[s] + f1 * r1[s] + f2 * r2[s] + f3 * r3[s]
-            j += 4
-        while j < p:
-            f0, r0 = left[i, j], right[j]
-            for s in range(batch):
-                row[s] += f0 * r0[s]
-            j += 1
-
-
-def correlate_rows(left: Any, right: Any, share: Any, out: Any) -> None:
-    """``out = share left right^T`` for matrices (p, batch) and (n, batch)."""
-    p, n, batch = left.shape[0], right.shape[0], left.shape[1]
-    for j in range(p):
-        for i in range(n):
-            total, a, b = out.dtype.type(0), left[j], right[i]
-            for s in range(batch):
-                total += a[s] * b[s]
-            out[j, i] = share * total
-
-
-def copy_transposed(left: Any, right: Any) -> None:
-    """``right = left^T``. Arithmetic is left to loops over neighbouring numbers: LLVM has two versions of a loop with
-    steps, and which one runs, with its own rounding, depends on where the arrays are in memory."""
-    for i in range(left.shape[0]):
-        for j in range(left.shape[1]):
-            right[j, i] = left[i, j]
-
-
-def add_jitter(K: Any, jitter: float, tiny: float) -> None:
-    """Make K (p, p) positive definite, as :func:`~.exact_tight.add_jitter`."""
-    p, mean = len(K), 0.0
-    for j in range(p):
-        mean += K[j, j] / p
-    for j in range(p):
-        K[j, j] += jitter * (K[j, j] + 1e-6 * mean) + tiny
 
 
 def observe_landmarks(Q: Any, k: Any, Y: Any, K: Any, gradient: Any, numbers: Any) -> None:
@@ -98,11 +53,6 @@ def observe_landmarks(Q: Any, k: Any, Y: Any, K: Any, gradient: Any, numbers: An
             gradient_W += gradient[j, f] * gradient[j, f]
     numbers[0], numbers[1], numbers[8] = feedforward, gain, math.sqrt(smallest)
     numbers[5], numbers[6] = math.sqrt(gradient_W), math.sqrt(gradient_Q)
-
-
-TIGHT_HELPERS: tuple[Callable[..., Any], ...] = (
-    multiply_rows, correlate_rows, copy_transposed, add_jitter, observe_landmarks,
-)  # fmt: skip
 
 
 def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable[..., int]:
