@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -190,9 +190,10 @@ class AdaptiveSchedule(Schedule):
     oscillate, responses grow, and landmarks leave the data. W and q use a third of L's step, which keeps L close to its
     maximum while they move. Steps are constant for the first 30 % of the run and then decrease linearly to 2 %.
 
-    Before some updates (2, 5, 10, 20, 30, ... and 90 % of the run) landmarks that explain nothing are moved to where
-    the residual is largest (:mod:`ksm_lightning.learning.relocation`). Before that, the error of all landmarks on a
-    fixed sample is measured, and the run ends with the best ones (:mod:`ksm_lightning.learning.best`).
+    Before some updates (2, 5, 10, 20, 30, ... and 90 % of the run, at least 20 updates apart) landmarks that explain
+    nothing are moved to where the residual is largest (:mod:`ksm_lightning.learning.relocation`). Before that, the
+    error of all landmarks on a fixed sample is measured, and the run ends with the best ones
+    (:mod:`ksm_lightning.learning.best`).
 
     Proven: minimised over y, the energy is concave in L and has a closed-form maximum
     (:mod:`ksm_lightning.learning.exact`), so L has no local maxima and a run can end exactly. Natural steps vanish
@@ -219,12 +220,21 @@ class AdaptiveSchedule(Schedule):
     _LARGEST, _STEP_L, _MARGIN = 0.1, 0.25, 1 / 3  # L's step: min(0.1, 0.25 batch / (n + batch / 3))
     _RATIO, _HOLD, _FINAL = 1 / 3, 0.3, 0.02  # W's and q's part of it; constant for 30 % of the run; at the end 2 %
     _RELOCATIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    _BETWEEN_SEARCHES = 20  # smallest number of updates between two searches for idle landmarks
 
     def __init__(self, updates: int = 5000) -> None:
         if updates < 1:
             raise ValueError(f"A run needs at least 1 update, got `updates`={updates}.")
         self.updates = updates
-        self._relocations = frozenset(round(part * updates) for part in self._RELOCATIONS) - {0}
+        self._relocations = frozenset(self._apart([round(part * updates) for part in self._RELOCATIONS]))
+
+    def _apart(self, searches: list[int]) -> Iterator[int]:
+        """Those of ascending numbers above 0 that are far enough from the one before: a search takes long."""
+        last = 0
+        for search in searches:
+            if search > 0 and (last == 0 or search - last >= self._BETWEEN_SEARCHES):
+                yield search
+                last = search
 
     @property
     def total_updates(self) -> int:
@@ -273,7 +283,7 @@ class TightSchedule(AdaptiveSchedule):
     """
 
     _LARGEST, _STEP_W, _FINAL_Q = 0.3, 0.25, 0.05
-    _MOST_SEARCHES, _BETWEEN_SEARCHES = 3, 20  # searches for idle landmarks, and updates between two of them
+    _MOST_SEARCHES = 3  # for idle landmarks
 
     def __init__(self, updates: int = 1000) -> None:
         super().__init__(updates)

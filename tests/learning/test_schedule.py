@@ -76,8 +76,16 @@ def test_the_tight_schedule_searches_for_idle_landmarks_at_most_three_times(upda
 def test_landmarks_move_throughout_the_run():
     schedule = AdaptiveSchedule(1000)
     assert [u for u in range(1000) if schedule.relocates_before(u)] == [20, 50, *range(100, 1000, 100)]
-    assert [u for u in range(10) if AdaptiveSchedule(10).relocates_before(u)] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert [u for u in range(3) if AdaptiveSchedule(3).relocates_before(u)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("updates", "searches"),
+    [(500, [10, *range(50, 500, 50)]), (125, [2, 25, 50, 75, 100]), (60, [1, 24, 48]), (10, [1]), (3, [1]), (1, [])],
+)
+def test_searches_for_idle_landmarks_are_at_least_20_updates_apart(updates, searches):
+    """A search takes as long as hundreds of updates."""
+    schedule = AdaptiveSchedule(updates)
+    assert [update for update in range(updates) if schedule.relocates_before(update)] == searches
 
 
 def test_primitives_give_the_same_schedule():
