@@ -270,10 +270,11 @@ class AdaptiveSchedule(Schedule):
 class TightSchedule(AdaptiveSchedule):
     """The adaptive schedule of the tight bound, see :class:`~ksm_lightning.learning.tight_rule.TightRule`.
 
-    Q and L make natural steps of ``min(0.3, 0.25 batch / (n + batch / 3))``. W's step is 0.25 in units of the kernel.
-    It is normalised, so it does not shrink near a solution: the decay of the schedule makes it converge. Steps are
-    constant for the first 30 % of the run and then decrease linearly, W's to 2 % and the others to 5 %. Idle landmarks
-    are searched for up to three times, at least 20 updates apart.
+    Q and L make natural steps of ``min(0.3, 0.25 batch / (n + batch / 3))``. W's step is 0.25 in units of the kernel,
+    times ``sqrt(batch / 4n)`` in smaller batches, whose noise made landmarks worse in long runs. It is normalised, so
+    it does not shrink near a solution: the decay of the schedule makes it converge. Steps are constant for the first
+    30 % of the run and then decrease linearly, W's to 2 % and the others to 5 %. Idle landmarks are searched for up to
+    three times, at least 20 updates apart.
 
     Args:
         updates: Number of updates of the run. Default: 1000. With batches of 1,024 points, 100 to 400 are enough.
@@ -283,6 +284,7 @@ class TightSchedule(AdaptiveSchedule):
     """
 
     _LARGEST, _STEP_W, _FINAL_Q = 0.3, 0.25, 0.05
+    _SAMPLES_PER_NEURON = 4  # of a batch below which W's step is smaller
     _MOST_SEARCHES = 3  # for idle landmarks
 
     def __init__(self, updates: int = 1000) -> None:
@@ -292,7 +294,7 @@ class TightSchedule(AdaptiveSchedule):
 
     def _first(self, num_neurons: int, batch: int) -> Rates:
         step = self._largest_step(num_neurons, batch)
-        return Rates(self._STEP_W, step, step)
+        return Rates(self._STEP_W * min(1.0, math.sqrt(batch / (self._SAMPLES_PER_NEURON * num_neurons))), step, step)
 
     def _final(self) -> Rates:
         return Rates(self._FINAL, self._FINAL_Q, self._FINAL_Q)
