@@ -105,6 +105,9 @@ class KernelSimilarityMatching(StartingModule):
                 f"got {self.trainer.precision}."
             )
         self.share_weights()
+        data = datamodule_of(self.trainer)
+        if data is not None and data.chooses_batch_size:
+            self.choose_batch_size(data)
 
     def on_train_start(self) -> None:
         self.leave_if_stopped()

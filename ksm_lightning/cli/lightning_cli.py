@@ -271,6 +271,8 @@ class KSMCLI(LightningCLI):
         """The devices of a run, with the points of an update on each of them and in all."""
         count, batch = self.trainer.world_size, self.datamodule.batch_size
         points = f"{batch:,} points" if count == 1 else f"{batch:,} points per device and {count * batch:,}"
+        if self.datamodule.chooses_batch_size:
+            points = "a number of points still to be measured"
         return f"{count} x {self.trainer.strategy.root_device.type} with {points} per update"
 
     def fit(self, **kwargs: Any) -> None:

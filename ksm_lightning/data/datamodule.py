@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import numpy as np
@@ -46,7 +46,8 @@ class KSMDataModule(L.LightningDataModule, ABC):
     the data has no test points.
 
     Args:
-        batch_size: Number of points per batch on each device.
+        batch_size: Number of points per batch on each device. ``auto`` measures at the start of a fit which one learns
+            fastest, see :mod:`ksm_lightning.learning.batch_choice`; until then it is 64.
         updates_per_epoch: Number of updates between two validations; epochs have no other meaning.
         eval_batch_size: Number of points per batch in validation, test and prediction.
         seed: Seed of the batches, stored in checkpoints. Default: the seed of the run (``seed_everything``).
@@ -60,11 +61,19 @@ class KSMDataModule(L.LightningDataModule, ABC):
     label_names: tuple[str, ...] | None = None  # names of the labels 0, 1, ...
 
     def __init__(
-        self, batch_size: int = 64, updates_per_epoch: int = 1000, eval_batch_size: int = 4096, seed: int | None = None
+        self,
+        batch_size: int | Literal["auto"] = 64,
+        updates_per_epoch: int = 1000,
+        eval_batch_size: int = 4096,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
+        self.chooses_batch_size = batch_size == "auto"
+        batch_size = 64 if batch_size == "auto" else batch_size
         sizes = {"batch_size": batch_size, "updates_per_epoch": updates_per_epoch, "eval_batch_size": eval_batch_size}
         for name, size in sizes.items():
+            if isinstance(size, str):
+                raise ValueError(f"`{name}` must be a number or 'auto', got {size!r}.")
             if size < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {size}.")
         self.batch_size = batch_size

@@ -28,6 +28,7 @@ class RunState:
     needs_finish: bool = False  # all updates are made, but a signal came before L was consolidated
     has_updated: bool = False  # this run has made an update
     updates_per_second: float = 0.0  # up to the last update or validation, with everything in between
+    batch_choice: str = ""  # what `batch_size: auto` has chosen, in a sentence
     encoder: Callable[[Tensor], Tensor] | None = None  # what `predict` computes; None: the network's responses
     _started_at: float = 0.0
     _first_update: int = 0
