@@ -260,6 +260,11 @@ def crossover(n: int, rounds: int) -> list[tuple[int, float, float]]:
 def imports(rounds: int) -> dict[str, float]:
     """Seconds of processes, and of the imports inside one."""
     commands = {
+        "torch": [sys.executable, "-c", "import torch"],
+        "package": [sys.executable, "-c", "import ksm_lightning"],
+        "network": [sys.executable, "-c", "from ksm_lightning import KSMNetwork, train"],
+        "sklearn": [sys.executable, "-c", "import torch, sklearn.base, sklearn.utils.validation"],
+        "estimator": [sys.executable, "-c", "from ksm_lightning.sklearn import KSMTransformer"],
         "lightning": [sys.executable, "-c", "import lightning"],
         "help": [sys.executable, "-m", "ksm_lightning.cli", "--help"],
     }
