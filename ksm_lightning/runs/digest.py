@@ -29,9 +29,14 @@ def digest_of(value: Any) -> str:
     return digest.hexdigest()
 
 
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype})
+
+
 def _add(digest: "hashlib._Hash", value: Any) -> None:
     # Every part starts with its type and size, so that no two values give the same bytes.
-    if isinstance(value, Tensor):
+    if type(value) in _PLAIN:
+        digest.update(_bytes_of(value))
+    elif isinstance(value, Tensor):
         _add_tensor(digest, value)
     elif isinstance(value, Mapping):
         digest.update(f"mapping {len(value)};".encode())
@@ -40,14 +45,21 @@ def _add(digest: "hashlib._Hash", value: Any) -> None:
             _add(digest, value[key])
     elif isinstance(value, list | tuple):
         digest.update(f"{'list' if isinstance(value, list) else 'tuple'} {len(value)};".encode())
+        if all(type(item) in _PLAIN for item in value):  # a history of thousands of numbers
+            digest.update(b"".join(map(_bytes_of, value)))
+            return
         for item in value:
             _add(digest, item)
     elif isinstance(value, set | frozenset):
         _add(digest, ["set", *sorted(map(repr, value))])
     else:
-        is_plain = value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype)
-        text = repr(value) if is_plain else ""
-        digest.update(f"{type(value).__name__} {len(text)};{text}".encode("utf-8", "surrogatepass"))
+        digest.update(_bytes_of(value))
+
+
+def _bytes_of(value: Any) -> bytes:
+    is_plain = type(value) in _PLAIN or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype)
+    text = repr(value) if is_plain else ""
+    return f"{type(value).__name__} {len(text)};{text}".encode("utf-8", "surrogatepass")
 
 
 def _add_tensor(digest: "hashlib._Hash", tensor: Tensor) -> None:
