@@ -42,6 +42,7 @@ FIGURES = [path.stem for path in sorted(REPRODUCE.glob("*.py")) if "SCRIPT = " i
         "probe_table.py",
         "benchmark/evaluation.py",
         "benchmark/features.py",
+        "benchmark/race.py",
         "benchmark/reuse.py",
         "benchmark/start.py",
         "benchmark/streams.py",
