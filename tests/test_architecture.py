@@ -123,6 +123,16 @@ def test_the_layers_of_the_mathematics_import_without_lightning():
     assert [name for name in loaded if not name.startswith("ksm_lightning")] == []
 
 
+def test_the_estimator_imports_neither_lightning_nor_anything_for_figures_and_images():
+    heavy = ("lightning", "torchmetrics", "torchvision", "matplotlib", "tensorboard", "jsonargparse", "numba")
+    code = (
+        "import sys, json\nfrom ksm_lightning.sklearn import KSMTransformer\n"
+        f"print(json.dumps([name for name in {heavy} if name in sys.modules] + [KSMTransformer.__name__]))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert json.loads(result.stdout) == ["KSMTransformer"], result.stderr
+
+
 def test_every_public_name_resolves_and_is_listed():
     assert sorted(ksm_lightning.__all__) == list(ksm_lightning.__all__)
     for name in ksm_lightning.__all__:
