@@ -105,7 +105,7 @@ class KernelSimilarityMatching(StartingModule):
                 f"got {self.trainer.precision}."
             )
         self.share_weights()
-        data = datamodule_of(self.trainer)
+        data, self.run_state.batch_choice = datamodule_of(self.trainer), ""
         if data is not None and data.chooses_batch_size:
             self.choose_batch_size(data)
 

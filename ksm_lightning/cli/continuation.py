@@ -58,7 +58,7 @@ def use_conditions(options: dict[str, Any], given: Mapping[str, Any], content: d
         value = getattr(saved, name)
         if value is None or name not in arguments:  # some datamodules always scale in the same way
             continue
-        if name not in chosen or chosen[name] == "auto":
+        if name not in chosen or (name == "batch_size" and chosen[name] == "auto"):
             arguments[name] = value
         elif name != "batch_size" and chosen[name] != value:
             _refuse(path, f"data.{name}", value, chosen[name])

@@ -272,7 +272,7 @@ class KSMCLI(LightningCLI):
         count, batch = self.trainer.world_size, self.datamodule.batch_size
         points = f"{batch:,} points" if count == 1 else f"{batch:,} points per device and {count * batch:,}"
         if self.datamodule.chooses_batch_size:
-            points = "a number of points still to be measured"
+            points = "a number of points still to be chosen"
         return f"{count} x {self.trainer.strategy.root_device.type} with {points} per update"
 
     def fit(self, **kwargs: Any) -> None:

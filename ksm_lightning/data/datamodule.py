@@ -26,7 +26,7 @@ from ksm_lightning.network.readout import READOUT_SAMPLE
 from ksm_lightning.private_apis import checkpoint_interval
 
 _MAX_PROBE_POINTS = 100_000
-# Up to this number of products of numbers, an update takes a fraction of a millisecond.
+# Up to this number of products of numbers, an update takes at most half a millisecond on a CPU.
 _PRODUCTS_OF_SMALL = 1_000_000
 
 
@@ -46,8 +46,8 @@ class KSMDataModule(L.LightningDataModule, ABC):
     the data has no test points.
 
     Args:
-        batch_size: Number of points per batch on each device. ``auto`` measures at the start of a fit which one learns
-            fastest, see :mod:`ksm_lightning.learning.batch_choice`; until then it is 64.
+        batch_size: Number of points per batch on each device. ``auto`` chooses it at the start of the first fit, see
+            :mod:`ksm_lightning.learning.batch_choice`; until then it is 64.
         updates_per_epoch: Number of updates between two validations; epochs have no other meaning.
         eval_batch_size: Number of points per batch in validation, test and prediction.
         seed: Seed of the batches, stored in checkpoints. Default: the seed of the run (``seed_everything``).
@@ -72,8 +72,9 @@ class KSMDataModule(L.LightningDataModule, ABC):
         batch_size = 64 if batch_size == "auto" else batch_size
         sizes = {"batch_size": batch_size, "updates_per_epoch": updates_per_epoch, "eval_batch_size": eval_batch_size}
         for name, size in sizes.items():
-            if isinstance(size, str):
-                raise ValueError(f"`{name}` must be a number or 'auto', got {size!r}.")
+            if not isinstance(size, int) or isinstance(size, bool):
+                words = " or 'auto'" if name == "batch_size" else ""
+                raise ValueError(f"`{name}` must be a whole number{words}, got {size!r}.")
             if size < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {size}.")
         self.batch_size = batch_size
@@ -120,6 +121,10 @@ class KSMDataModule(L.LightningDataModule, ABC):
         if test is not None:
             self._test, self.test_labels = self._points(test, self._preprocessing)
         self._train, self.train_labels = self._points(train, self._preprocessing)
+
+    def use_batch_size(self, batch_size: int) -> None:
+        """Use this batch size from now on; ``auto`` chooses none."""
+        self.batch_size, self.chooses_batch_size = batch_size, False
 
     def use(self, preprocessing: Preprocessing) -> None:
         """Apply the preprocessing of a trained network instead of one measured on this data; call it before setup."""
@@ -214,13 +219,16 @@ class KSMDataModule(L.LightningDataModule, ABC):
             next_update=lambda: trainer.global_step,
             last_update=trainer.max_steps if trainer.max_steps >= 0 else None,
             stops=[interval for interval in intervals if interval],
-            updates_at_once=self._updates_at_once(trainer.lightning_module),
+            updates_at_once=self._updates_at_once(trainer.lightning_module, trainer.world_size),
         )
 
-    def _updates_at_once(self, module: Any) -> int:
-        """More updates in a block if they are small: Lightning's loop would cost more than the updates."""
+    def _updates_at_once(self, module: Any, processes: int) -> int:
+        """More updates in a block if they are small: Lightning's loop would cost more than the updates.
+
+        Several processes finish a block before they look at signals, so theirs stay short.
+        """
         W = getattr(getattr(module, "network", None), "W", None)
-        if W is None or len(W) * max(W.shape) * self.batch_size > _PRODUCTS_OF_SMALL:
+        if W is None or processes > 1 or len(W) * max(W.shape) * self.batch_size > _PRODUCTS_OF_SMALL:
             return UPDATES_AT_ONCE
         return SMALL_UPDATES_AT_ONCE
 

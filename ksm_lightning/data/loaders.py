@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ksm_lightning.data.points import Points
 
-# Maximum number of updates and of values (16 MB of float32) in one block. Small updates take microseconds: more of
-# them are as soon over.
+# Maximum number of updates and of values (16 MB of float32) in one block. 1,000 small updates take no longer than 200
+# large ones.
 UPDATES_AT_ONCE, SMALL_UPDATES_AT_ONCE, NUMBERS_AT_ONCE = 200, 1000, 2**22
 # Constants of SplitMix64 (Steele, Lea and Flood, 2014) in two's complement: PyTorch has no uint64 arithmetic.
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
@@ -83,7 +83,7 @@ class UpdateLoader:
         next_update: Callable[[], int] = lambda: 0,
         last_update: int | None = None,
         stops: Sequence[int] = (),
-        updates_at_once: int | None = None,
+        updates_at_once: int = UPDATES_AT_ONCE,
     ) -> None:
         if not 1 <= (rank + 1) * batch_size <= MAX_SLOTS:
             raise ValueError(
@@ -98,7 +98,7 @@ class UpdateLoader:
         self.rank = rank
         self.next_update = next_update
         self.last_update = last_update
-        block = max(1, min(updates_at_once or UPDATES_AT_ONCE, NUMBERS_AT_ONCE // (batch_size * points.num_features)))
+        block = max(1, min(updates_at_once, NUMBERS_AT_ONCE // (batch_size * points.num_features)))
         self.stops = (block, updates_per_epoch, *stops)
 
     def indices(self, first_update: int, updates: int) -> Tensor:

@@ -21,14 +21,15 @@ from ksm_lightning.learning.units import tight_batch
 from ksm_lightning.network import KSMNetwork
 
 BATCH_SIZES = (64, 128, 256, 512, 1024)
-# A size is measured for this number of updates, or until this number of seconds is over.
+# A size is measured for this number of updates, or until this number of seconds is over. Beyond a size whose update
+# takes longer than that, none is measured.
 _UPDATES, _SECONDS = 16, 0.5
-# A larger batch must be faster by this factor: measurements are noisy, and small batches are less work in vain.
+# A larger batch must be faster by this factor: measurements are noisy, and a small one wastes less if they are wrong.
 _MARGIN = 1.1
 
 
 class Measured(NamedTuple):
-    """An update with one batch size."""
+    """Time and step of an update with one batch size."""
 
     batch_size: int
     seconds: float  # of one update
@@ -61,7 +62,8 @@ def choose_batch_size(
         x: Points to learn from (samples, m), at least one.
         processes: Number of processes that share an update, each with a batch of its own.
         inverse: As in :class:`~.learner.Learner`.
-        acceleration: As in :class:`~.learner.Learner`.
+        acceleration: As in :class:`~.learner.Learner`. Updates that would be compiled or recorded for each size, and
+            those of several processes, are measured as torch operations.
         sizes: Batch sizes in ascending order.
 
     Returns:
@@ -71,11 +73,12 @@ def choose_batch_size(
         return max(1, tight_batch(network.num_landmarks) // processes), []
     if not schedule.is_natural:
         return sizes[0], []
-    found = []
+    found: list[Measured] = []
+    method: Acceleration = acceleration if processes == 1 and acceleration in ("auto", "native") else "none"
     for size in sizes:
-        learner = Learner(
-            copy.deepcopy(network), schedule, stage="learning", inverse=inverse, acceleration=acceleration
-        )
+        if found and found[-1].seconds > _SECONDS:
+            break
+        learner = Learner(copy.deepcopy(network), schedule, stage="learning", inverse=inverse, acceleration=method)
         step = schedule.rates(0, network.num_neurons, size * processes).W
         found.append(Measured(size, _seconds(learner, x, size), step))
     best = found[0]
@@ -87,15 +90,11 @@ def choose_batch_size(
 
 def _seconds(learner: Learner, x: Tensor, size: int) -> float:
     """Seconds of an update with batches of a size."""
-
-    def batches(count: int) -> Tensor:
-        rows = torch.arange(count * size, device=x.device) % len(x)
-        return x[rows].view(count, size, -1)
-
-    learner.learn(batches(2))  # compiles, and computes the first inverse
-    done, block, started = 0, batches(_UPDATES // 4), time.perf_counter()
+    batch = x[torch.arange(size, device=x.device) % len(x)][None]
+    learner.learn(batch)  # compiles, and computes the first inverse
+    done, started = 0, time.perf_counter()
     while done < _UPDATES and time.perf_counter() - started < _SECONDS:
-        done += learner.learn(block)
+        done += learner.learn(batch)
         if x.device.type == "cuda":
             torch.cuda.synchronize(x.device)
     return (time.perf_counter() - started) / done

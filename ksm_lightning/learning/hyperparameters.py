@@ -47,11 +47,11 @@ class HyperParameters:
             schedule, false with phases.
         inverse: How responses are computed in training: ``exact`` factorises L for every batch, ``tracked`` updates
             the inverse by low-rank corrections, ``auto`` chooses the faster one.
-        acceleration: How updates run. ``auto`` uses machine code for small networks of the paper's bound on the CPU
-            where numba is installed, and torch operations otherwise, which ``none`` always uses. ``native`` uses
-            machine code for any built-in kernel on the CPU; ``compile`` fuses the update with torch.compile, which
-            needs a C++ compiler and about a minute at the start; ``cuda_graph`` records and replays 8 updates at a
-            time on one GPU. The last three exist for the paper's bound only.
+        acceleration: How updates run. ``auto`` uses machine code for small networks on the CPU where numba is
+            installed, and torch operations otherwise, which ``none`` always uses. ``native`` uses machine code for any
+            built-in kernel on the CPU; ``compile`` fuses the update with torch.compile, which needs a C++ compiler and
+            about a minute at the start; ``cuda_graph`` records and replays 8 updates at a time on one GPU. The last two
+            exist for the paper's bound only.
 
     Raises:
         ValueError: If a value is not allowed, or the kernel's name is not registered.
@@ -83,8 +83,11 @@ class HyperParameters:
         for phase in schedule.phases if isinstance(schedule, PhaseSchedule) else ():
             kernel.with_params(**phase.kernel_params)
         is_natural = schedule.is_natural
-        if self.bound == "tight" and self.acceleration not in ("auto", "none"):
-            raise ValueError("`acceleration` exists for the paper's bound only: set it to auto with bound=tight.")
+        if self.bound == "tight" and self.acceleration in ("compile", "cuda_graph"):
+            name = self.acceleration
+            raise ValueError(
+                f"`acceleration` {name} exists for the paper's bound only: set it to auto with bound=tight."
+            )
         self._fill("num_landmarks", NETWORKS[self.bound].check_sizes(self.num_neurons, self.num_landmarks))
         self._fill("kernel_params", kernel.params())
         self._fill("ridge", None if is_natural or self.ridge is not None else PAPER_RIDGE)

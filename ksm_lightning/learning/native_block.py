@@ -19,10 +19,11 @@ _TRUST, _GAIN_FLOOR, _RESPONSE_LIMIT = 0.5, 0.01, 2.0
 
 
 def record(k: Any, Y: Any, L: Any, S: Any, ridge: Any, seen_k: Any, seen_y: Any, numbers: Any) -> None:
-    """Note what an update shows of L before it changes: similarities, responses, and the last parts of ``numbers``.
+    """Note what an update shows before L changes: similarities, responses, and those of ten numbers that depend on L.
 
-    These are, in the order of :class:`~.Observation`, five terms of the energy, the lengths of the gradients of W, q
-    and L, the smallest gain, and the condition number of ``L + ridge I`` as the factor S shows it.
+    The numbers are, in the order of :class:`~.Observation`, five terms of the energy, the lengths of the gradients of
+    W, q and L, the smallest gain, and the condition number of ``L + ridge I`` as the factor S shows it. The caller
+    fills 0, 1, 5, 6 and 8.
     """
     n, batch = Y.shape
     lateral, squares, lengths, gradient = 0.0, 0.0, 0.0, 0.0

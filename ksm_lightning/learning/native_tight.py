@@ -59,7 +59,7 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
     """The function that runs a block of updates of the tight bound with a kernel.
 
     Its arguments are the batches x (updates, batch, m); the weights W (p, m), Q (n, p) and L (n, n), and the averages
-    of W's directions, mean (p, m) and square (p,) in float64, all of which are changed in place; the number of updates
+    of W's directions, mean (p, m) and, in float64, square (p,), which are all changed in place; the number of updates
     that these contain; the step sizes of W, Q and L (updates, 3); the ridge; the kernel's numbers in the dtype of W and
     in float64; the smallest number; the jitter; whether landmarks keep their lengths; and what is observed, as for the
     paper's bound. It returns 0, or the column at which a factorisation failed.

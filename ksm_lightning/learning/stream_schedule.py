@@ -59,4 +59,5 @@ class TightStreamSchedule(_Endless, TightSchedule):
     def table(self, updates: range, num_neurons: int, batch: int) -> np.ndarray:
         ages = self._ages(updates, self._HOLD_SAMPLES * max(num_neurons, batch))[:, None]
         powers = np.array([self._POWER, 1.0, 1.0])
-        return np.asarray(np.array(self._first(num_neurons, batch)) * ages**-powers)
+        first = self._first(num_neurons, batch)._replace(W=self._STEP_W)  # age, not the batch, makes it smaller
+        return np.asarray(np.array(first) * ages**-powers)

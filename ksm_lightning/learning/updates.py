@@ -20,6 +20,8 @@ from ksm_lightning.network import KSMNetwork
 
 # Up to this number of neurons, starting threads takes longer than a factorisation on one thread.
 _FOR_ONE_THREAD = 128
+# Largest number of similarities and responses that machine code may note at once, 64 MB of float32.
+_MOST_SHOWN = 2**24
 # Largest number of recorded updates between two looks at signals.
 _RECORDED = 64
 
@@ -50,7 +52,8 @@ class Updates:
         schedule: Says when the inverse of L cannot be tracked.
         rates: Returns the step sizes (updates, 3) of W, q and L, given the numbers of updates and the number of samples
             of each, over all processes.
-        acceleration: How updates are run, see :class:`~.acceleration.Accelerator`. Observed ones run without it.
+        acceleration: How updates are run, see :class:`~.acceleration.Accelerator`. Observed ones are neither compiled
+            nor recorded.
         collectives: The other processes.
     """
 
@@ -109,7 +112,8 @@ class Updates:
     def most_at_once(self) -> int:
         """Largest number of updates that :meth:`run` should be given, so that signals are seen in between."""
         if self.is_native:
-            return MOST_UPDATES
+            numbers = self._block.shape[1] * (len(self._W) + len(self._L))  # that an observed update shows
+            return max(1, min(MOST_UPDATES, _MOST_SHOWN // numbers))
         return 1 if self._accelerator.most_at_once == 1 else _RECORDED
 
     def run(self, index: int, count: int, observe: Callable[[int], bool] | None = None) -> list[Observed]:

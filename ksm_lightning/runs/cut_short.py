@@ -27,7 +27,7 @@ def cut_short(schedule: Schedule, done: int, consolidates: bool) -> str | None:
         if now != last:
             missing.append(f"trained with another kernel ({', '.join(f'{k}={v:g}' for k, v in now.items())})")
     elif schedule.is_natural:
-        first, reached = (max(schedule.rates(update, 1, 1)) for update in (0, done))
+        first, reached = (schedule.rates(update, 1, 1).W for update in (0, done))
         part = 100 * reached / first
         missing.append("rates not annealed" if part >= 100 else f"rates annealed to {part:.0f} % only")
     if consolidates:

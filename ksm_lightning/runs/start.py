@@ -104,6 +104,6 @@ class StartingModule(StoppableModule):
         size, measured = on_first_process(trainer, choose)
         times = ", ".join(f"{each.batch_size}: {1e3 * each.seconds:.3g}" for each in measured)
         why = f" (milliseconds per update by batch size: {times})" if times else ""
-        data.batch_size, data.chooses_batch_size = size, False
+        data.use_batch_size(size)
         self.run_state.batch_choice = f"batch_size=auto chose {size}{why}. Set it to {size} to repeat this run."
         rank_zero_info(self.run_state.batch_choice)

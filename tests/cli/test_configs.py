@@ -77,7 +77,7 @@ def test_a_command_without_data_is_refused_in_one_sentence(command, file, option
         ),
         (
             ["bound=tight", "acceleration=compile"],
-            "`acceleration` exists for the paper's bound only: set it to auto with bound=tight.",
+            "`acceleration` compile exists for the paper's bound only: set it to auto with bound=tight.",
         ),
         (
             ["bound=tight", "num_neurons=8", "num_landmarks=7"],

@@ -21,9 +21,9 @@ def kernel_and_points():
 @pytest.mark.parametrize(
     ("seconds", "chosen"),
     [
-        ({64: 1.0, 128: 1.0, 256: 1.0, 512: 1.0}, 512),  # time does not matter: the largest step
-        ({64: 1.0, 128: 2.0, 256: 4.0, 512: 8.0}, 64),  # time grows like the batch: nothing is gained
-        ({64: 1.0, 128: 1.2, 256: 1.5, 512: 9.0}, 256),
+        ({64: 0.1, 128: 0.1, 256: 0.1, 512: 0.1}, 512),  # time does not matter: the largest step
+        ({64: 0.01, 128: 0.02, 256: 0.04, 512: 0.08}, 64),  # time grows like the batch: nothing is gained
+        ({64: 0.10, 128: 0.12, 256: 0.15, 512: 0.9}, 256),
     ],
 )
 def test_the_largest_step_per_second_wins(kernel_and_points, monkeypatch, seconds, chosen):
@@ -42,6 +42,35 @@ def test_processes_share_an_update(kernel_and_points, monkeypatch):
     network = KSMNetwork(kernel, 5, 1000, init=NormalInit(0.7))
     _, measured = choose_batch_size(network, AdaptiveSchedule(100), x, processes=4)
     assert measured[0].step == pytest.approx(0.25 * 256 / (1000 + 256 / 3) / 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        ({}, "auto"),
+        ({"acceleration": "native"}, "native"),
+        ({"processes": 2}, "none"),
+        ({"acceleration": "compile"}, "none"),
+    ],
+)
+def test_updates_are_measured_as_they_will_run(kernel_and_points, monkeypatch, options, method):
+    """Several processes do not use machine code; nothing is compiled or recorded for a measurement."""
+    made = []
+    monkeypatch.setattr(batch_choice, "_seconds", lambda learner, x, size: 1.0)
+    learner_of = batch_choice.Learner
+    monkeypatch.setattr(
+        batch_choice, "Learner", lambda *args, **given: made.append(given["acceleration"]) or learner_of(*args, **given)
+    )
+    kernel, x = kernel_and_points
+    choose_batch_size(network_for(kernel, x[None], True), AdaptiveSchedule(100), x, **options)
+    assert made[0] == method
+
+
+def test_no_larger_size_is_measured_after_a_slow_one(kernel_and_points, monkeypatch):
+    kernel, x = kernel_and_points
+    monkeypatch.setattr(batch_choice, "_seconds", lambda learner, x, size: size / 200)
+    _, measured = choose_batch_size(network_for(kernel, x[None], True), AdaptiveSchedule(100), x)
+    assert [each.batch_size for each in measured] == [64, 128]
 
 
 def test_a_measurement_leaves_the_network_as_it_is(kernel_and_points):
@@ -65,7 +94,7 @@ def test_nothing_is_measured_where_the_answer_is_known(kernel_and_points):
 
 def test_a_run_uses_the_chosen_size_and_a_resumed_one_keeps_it(tmp_path, monkeypatch):
     options = {"phases": None, "init": "data", "in_features": None}
-    monkeypatch.setattr(batch_choice, "_seconds", lambda learner, x, size: {64: 1.0, 128: 0.1}.get(size, 9.0))
+    monkeypatch.setattr(batch_choice, "_seconds", lambda learner, x, size: {64: 0.1, 128: 0.01}.get(size, 0.4))
     module, data = model(updates=20, **options), moons(batch_size="auto")
     run = trainer()
     run.fit(module, datamodule=data)
@@ -87,5 +116,7 @@ def test_without_auto_nothing_is_measured(monkeypatch):
 
 
 def test_other_words_are_refused():
-    with pytest.raises(ValueError, match="`batch_size` must be a number or 'auto', got 'many'"):
+    with pytest.raises(ValueError, match="`batch_size` must be a whole number or 'auto', got 'many'"):
         moons(batch_size="many")
+    with pytest.raises(ValueError, match=r"`updates_per_epoch` must be a whole number, got 2\.5"):
+        moons(updates_per_epoch=2.5)

@@ -73,8 +73,14 @@ def test_they_make_the_kernel_the_schedule_and_the_network():
         ({"bound": "loose"}, "`bound` must be one of 'paper', 'tight', got 'loose'"),
         ({"bound": "tight", "phases": [Phase(5)]}, "`phases` are rates of the paper's rules: leave them out"),
         ({"bound": "tight", "phases": "paper_mnist"}, "`phases` are rates of the paper's rules: leave them out"),
-        ({"bound": "tight", "acceleration": "compile"}, "`acceleration` exists for the paper's bound only: set it"),
-        ({"bound": "tight", "acceleration": "cuda_graph"}, "`acceleration` exists for the paper's bound only: set it"),
+        (
+            {"bound": "tight", "acceleration": "compile"},
+            "`acceleration` compile exists for the paper's bound only: set",
+        ),
+        (
+            {"bound": "tight", "acceleration": "cuda_graph"},
+            "`acceleration` cuda_graph exists for the paper's bound only",
+        ),
         ({"bound": "tight", "num_landmarks": 15}, "`num_landmarks` must be at least the number of neurons, 16, got 15"),
         ({"num_landmarks": 15}, "every neuron has one landmark, but `num_landmarks` is 15 and `num_neurons` is 16"),
         ({"num_landmarks": 17}, "leave `num_landmarks` out, or choose bound=tight"),
