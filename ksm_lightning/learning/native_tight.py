@@ -104,20 +104,15 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
             square[j] = average_square[j]
         for update in range(updates + 1):
             # What depends on W alone. Q is carried along from the landmarks of the last update: Q f(W_old, W) K^-1.
-            for j in range(p):
-                for f in range(m):
-                    W64[j, f] = W[j, f]
+            copy(W, W64)
             if update > 0:
+                copy(wT, old_T)
                 for j in range(p):
                     old_2[j] = w2_64[j]
-                    for f in range(m):
-                        old_T[f, j] = wT[f, j]
                 fill(old_T, old_2, W64, wide_params, across, KA, KB, w2_64)  # f(w_j, w_old_l) (p, p)
             transpose(W64, wT, w2_64)
             fill(wT, w2_64, W64, wide_params, K, KA, KB, lengths)
-            for j in range(p):
-                for f in range(p):
-                    M[j, f] = K[j, f]  # its formula is symmetric to the last bit
+            copy(K, M)
             add_jitter(M, jitter, tiny)
             failed = max(failed, factorise(M))
             copy(M, factor)

@@ -10,7 +10,6 @@ fits that take less than a second, the best of three counts. Errors are those of
 .venv/bin/python scripts/benchmark/race.py --quick            few points and updates, as a check: a minute; only prints
 """
 
-import argparse
 import json
 import os
 import sys
@@ -23,7 +22,7 @@ import sklearn
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from results import machine, seconds_of, table, write_sections
+from results import chosen_parts, machine, seconds_of, table, write_sections
 from sklearn.decomposition import KernelPCA as SklearnKernelPCA
 from sklearn.kernel_approximation import Nystroem as SklearnNystroem
 from sklearn.kernel_approximation import RBFSampler
@@ -231,19 +230,12 @@ def stored(name: str) -> list[Result]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few updates and points; results are only printed")
-    parser.add_argument("--only", choices=PROBLEMS, help="measure one problem and keep the others. Default: all")
-    options = parser.parse_args()
-    wanted = [options.only] if options.only else list(PROBLEMS)
-    if "mnist" in wanted and not os.environ.get("KSM_DATA_DIR"):
-        print("MNIST is skipped: set KSM_DATA_DIR to the folder that holds MNIST/raw.", file=sys.stderr)
-        wanted.remove("mnist")
+    wanted, is_quick = chosen_parts(__doc__, PROBLEMS)
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
     head = f"# Error against seconds\n\n{machine(threads, scikit_learn=sklearn.__version__)}. Written by "
     head += "`scripts/benchmark/race.py`, which says how.\n\n![Error against seconds](race.png)"
     for name in wanted:
-        problem = PROBLEMS[name](options.quick)
+        problem = PROBLEMS[name](is_quick)
         for bound in ("paper", "tight"):  # compiles machine code
             SimilarityMatching(problem.kernel, problem.n, bound=bound, updates=20).fit(problem.x)
         results = []
@@ -251,12 +243,12 @@ def main() -> None:
             results += list(tqdm(work(problem), desc=f"{problem.title}, {work.__name__}", leave=False))
         lines = lines_of(results)
         print("\n".join([f"## {problem.title}", "", *lines, ""]))
-        if not options.quick:
+        if not is_quick:
             STORE.mkdir(parents=True, exist_ok=True)
             (STORE / f"{name}.json").write_text(json.dumps(results))
             write_sections(HERE / "RACE.md", head, TITLES, {name: lines})
     known = {name: stored(name) for name in PROBLEMS}
-    if options.quick or not wanted:
+    if is_quick or not wanted:
         return
     if missing := [name for name, results in known.items() if not results]:
         print(f"race.png stays as it is: not measured in this folder yet: {', '.join(missing)}.", file=sys.stderr)

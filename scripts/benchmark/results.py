@@ -1,6 +1,9 @@
 """What the benchmarks share: timing, Markdown tables, and result files of several sections."""
 
+import argparse
+import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +23,22 @@ def seconds_of(work: Callable[[], object]) -> float:
 def best_of(work: Callable[[], object], times: int) -> float:
     """Shortest time of several calls."""
     return min(seconds_of(work) for _ in range(times))
+
+
+def chosen_parts(description: str | None, parts: Iterable[str]) -> tuple[list[str], bool]:
+    """The parts of a benchmark that the command line asks for, and whether it wants a quick check.
+
+    The part ``mnist`` is left out, with a message, if KSM_DATA_DIR is not set.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes and one round; results are only printed")
+    parser.add_argument("--only", choices=parts, help="measure one part and keep the others. Default: all parts")
+    options = parser.parse_args()
+    wanted = [options.only] if options.only else list(parts)
+    if "mnist" in wanted and not os.environ.get("KSM_DATA_DIR"):
+        print("MNIST is skipped: set KSM_DATA_DIR to the folder that holds MNIST/raw.", file=sys.stderr)
+        wanted.remove("mnist")
+    return wanted, options.quick
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -8,9 +8,7 @@ Writes scripts/benchmark/RESULTS.md and update.png.
 .venv/bin/python scripts/benchmark/update.py --quick          small sizes, as a check: 2 minutes; writes no results
 """
 
-import argparse
 import os
-import sys
 from pathlib import Path
 
 import lightning
@@ -19,7 +17,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from measurements import accuracy, crossover, half_moons, imports, memory, mnist, native_or_torch, scaling
-from results import machine, table, write_sections
+from results import chosen_parts, machine, table, write_sections
 
 from ksm_lightning.data import CroppedMNISTDataModule
 from ksm_lightning.learning import AdaptiveSchedule, Phase, PhaseSchedule
@@ -229,19 +227,12 @@ TITLES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes and one round; results are only printed")
-    parser.add_argument("--only", choices=PARTS, help="measure one part and keep the others. Default: all parts")
-    options = parser.parse_args()
-    wanted = [options.only] if options.only else list(PARTS)
-    if "mnist" in wanted and not os.environ.get("KSM_DATA_DIR"):
-        print("MNIST is skipped: set KSM_DATA_DIR to the folder that holds MNIST/raw.", file=sys.stderr)
-        wanted.remove("mnist")
+    wanted, is_quick = chosen_parts(__doc__, PARTS)
     for part in wanted:
-        lines = PARTS[part](options.quick)
-        title = f"{part} in small" if options.quick else TITLES[part]
+        lines = PARTS[part](is_quick)
+        title = f"{part} in small" if is_quick else TITLES[part]
         print("\n".join([f"## {title}", "", *lines, ""]))
-        if not options.quick:
+        if not is_quick:
             write_sections(HERE / "RESULTS.md", heading(), TITLES, {part: lines})
 
 
