@@ -12,8 +12,8 @@ from ksm_lightning.learning.schedule import Schedule, make_schedule
 from ksm_lightning.learning.units import candidate_count, natural_ridge, points_to_draw
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
 
-# Number of batches in a block.
-_BLOCK = 50
+# Number of batches in a block, and of points in a part of the last pass over the data.
+_BLOCK, _PART = 50, 8192
 BATCH_SIZES: dict[Bound, int] = {"paper": 64, "tight": 1024}
 """Default number of points per update: the tight bound needs large batches for W."""
 REFINEMENT = 10
@@ -52,10 +52,13 @@ def train(
         seed: Seed of the start, the batches and the samples.
         progress: Called with the number of updates since the last call.
     """
+    check_bound(bound)
     generator = torch.Generator().manual_seed(seed)
-
-    def sample(most: int) -> Tensor:
-        return x[torch.randperm(len(x), generator=generator)[:most].to(x.device)]
+    batch = batch_size or BATCH_SIZES[bound]
+    learner = _started_learner(
+        kernel, x, num_neurons, schedule, bound=bound, num_landmarks=num_landmarks, ridge=ridge, init=init,
+        generator=generator,
+    )  # fmt: skip
 
     def batches() -> Iterator[Tensor]:
         for _ in range(schedule.total_updates):
@@ -63,9 +66,33 @@ def train(
                 progress(1)
             yield x[torch.randint(len(x), (batch,), generator=generator).to(x.device)]
 
-    check_bound(bound)
-    count, batch = num_landmarks or num_neurons, batch_size or BATCH_SIZES[bound]
-    candidates = sample(candidate_count(count, schedule.is_natural, x.shape[1]))
+    def sample(update: int, batch: Tensor) -> Tensor:
+        return _draw(x, points_to_draw(update, learner.network.num_landmarks), generator)
+
+    made = 0
+    for block in _in_blocks(batches()):
+        made += learner.learn(block, made, sample=sample)
+    learner.keep_best()
+    if schedule.is_natural if consolidate_at_end is None else consolidate_at_end:
+        learner.finish(torch.split(x, _PART))
+    return learner.network
+
+
+def _started_learner(
+    kernel: Kernel,
+    x: Tensor,
+    num_neurons: int,
+    schedule: Schedule,
+    *,
+    bound: Bound,
+    num_landmarks: int | None,
+    ridge: float | None,
+    init: Initialiser | None,
+    generator: torch.Generator,
+) -> Learner:
+    """A learner whose network has its first weights, from a sample of the data. Arguments as in :func:`train`."""
+    count = num_landmarks or num_neurons
+    candidates = _draw(x, candidate_count(count, schedule.is_natural, x.shape[1]), generator)
     init = DataInit(candidates.cpu(), REFINEMENT if schedule.is_natural else 0) if init is None else init
     first_ridge = PAPER_RIDGE if ridge is None else ridge
     network = NETWORKS[bound](
@@ -74,13 +101,12 @@ def train(
     learner = Learner(network, schedule, chooses_ridge=ridge is None)
     if learner.stage == "unstarted":
         learner.start(candidates)
-    made = 0
-    for block in _in_blocks(batches()):
-        made += learner.learn(block, made, sample=lambda update, batch: sample(points_to_draw(update, count)))
-    learner.keep_best()
-    if schedule.is_natural if consolidate_at_end is None else consolidate_at_end:
-        learner.finish(torch.split(x, 8192))
-    return network
+    return learner
+
+
+def _draw(x: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """A random sample of the points (samples, m), in random order."""
+    return x[torch.randperm(len(x), generator=generator)[:most].to(x.device)]
 
 
 def train_on_few(
@@ -97,8 +123,9 @@ def train_on_few(
 ) -> KSMNetwork:
     """Train with the adaptive schedule, unless there is a landmark for every different sample.
 
-    Then there is nothing to learn: the landmarks are the samples, see :func:`network_at`. The arguments are those of
-    :func:`train`.
+    Then there is nothing to learn: the landmarks are the samples, see :func:`network_at`. Without updates, landmarks
+    stay where the adaptive schedule starts, at KMeans-like centres, with the exact L (and Q) for all data. The
+    arguments are those of :func:`train`.
     """
     p = num_landmarks or num_neurons
     different = torch.unique(x[: 4 * p], dim=0)
@@ -106,6 +133,13 @@ def train_on_few(
         different = torch.unique(x, dim=0)
     if len(different) <= p:
         return network_at(kernel, different, x, num_neurons, bound)
+    if updates == 0:
+        learner = _started_learner(
+            kernel, x, num_neurons, make_schedule(None, 1, bound), bound=bound, num_landmarks=p, ridge=None, init=None,
+            generator=torch.Generator().manual_seed(seed),
+        )  # fmt: skip
+        learner.finish(torch.split(x, _PART))
+        return learner.network
     return train(
         kernel, x, num_neurons, make_schedule(None, updates, bound), bound=bound, num_landmarks=p,
         batch_size=batch_size, seed=seed, progress=progress,

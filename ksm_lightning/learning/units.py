@@ -130,6 +130,22 @@ def tight_updates(num_landmarks: int) -> int:
     return max(25, min(200, 20_000 // num_landmarks))
 
 
+# Below this number of samples per feature, landmarks that move fit the samples instead of new points. Above this number
+# of landmarks, the updates that a fit has time for do not improve the start (scripts/benchmark/BOARD.md).
+_SAMPLES_PER_FEATURE, _MOST_MOVED = 10, 512
+
+
+def has_few_samples(samples: int, num_features: int) -> bool:
+    """Whether there are too few samples to learn from: the error on new points would grow with the updates."""
+    return samples < _SAMPLES_PER_FEATURE * num_features
+
+
+def worthwhile_updates(samples: int, num_features: int, num_landmarks: int) -> int:
+    """:func:`tight_updates`, or 0 if features of landmarks at the start are as good on new points."""
+    is_enough = has_few_samples(samples, num_features) or num_landmarks > _MOST_MOVED
+    return 0 if is_enough else tight_updates(num_landmarks)
+
+
 def tight_batch(num_landmarks: int) -> int:
     """Points per update of the tight bound: W's direction needs several times as many as landmarks."""
     return max(256, min(1024, 8 * num_landmarks))

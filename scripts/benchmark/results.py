@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,12 @@ def seconds_of(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """Result and wall-clock time of one call."""
+    started = time.perf_counter()
+    return work(), time.perf_counter() - started
 
 
 def best_of(work: Callable[[], object], times: int) -> float:

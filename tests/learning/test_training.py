@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from ksm_lightning.data import HalfMoonsDataModule
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, PhaseSchedule, TightSchedule, train
 from ksm_lightning.learning.exact import solve_inner
-from ksm_lightning.learning.training import train_on_few
+from ksm_lightning.learning.training import REFINEMENT, train_on_few
+from ksm_lightning.learning.units import tight_updates, worthwhile_updates
+from ksm_lightning.network import DataInit
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +114,24 @@ def test_a_tight_network_of_few_samples_has_no_more_neurons_than_asked():
     assert (network.num_neurons, network.num_landmarks) == (3, 5)
     values = torch.linalg.eigvalsh(GaussianKernel(0.5)(x, x).double())
     assert error_of(network, x) == pytest.approx(float(values[:2].norm() / values.norm()), rel=1e-3)
+
+
+def test_without_updates_landmarks_stay_at_the_start_with_the_exact_Q_and_L(moons):
+    kernel, made = GaussianKernel(0.5), []
+    network = train_on_few(kernel, moons, 8, 0, bound="tight", num_landmarks=12, seed=3, progress=made.append)
+    generator = torch.Generator().manual_seed(3)
+    candidates = moons[torch.randperm(len(moons), generator=generator)]
+    assert torch.equal(network.W.detach(), DataInit(candidates, REFINEMENT)(kernel, 12, 2, generator))
+    y = network(moons).double()
+    assert made == []
+    assert_close(y.mT @ y / len(moons), network.L.detach().double(), rtol=1e-3, atol=1e-6)
+
+
+def test_updates_are_worthwhile_with_enough_samples_and_not_too_many_landmarks():
+    assert worthwhile_updates(320, 32, 48) == tight_updates(48) == 200
+    assert worthwhile_updates(319, 32, 48) == 0
+    assert worthwhile_updates(10**6, 341, 512) == tight_updates(512) == 39
+    assert worthwhile_updates(10**6, 342, 513) == 0
 
 
 @pytest.mark.parametrize("ridge", [-1.0, 0.0, float("nan")])
