@@ -49,10 +49,13 @@ class BestWeights:
 
     Args:
         collectives: The processes that train together, of which the first decides. Default: there is one.
+        is_by_landmarks: Whether the error of the landmarks alone counts for the paper's bound, too: for readouts that
+            use nothing but W.
     """
 
-    def __init__(self, collectives: Collectives | None = None) -> None:
+    def __init__(self, collectives: Collectives | None = None, is_by_landmarks: bool = False) -> None:
         self.collectives: Collectives = collectives or SingleProcess()
+        self.is_by_landmarks = is_by_landmarks
         self.best: Snapshot | None = None
         self.lowest: float | None = None
         self.error: LandmarkError | None = None
@@ -104,19 +107,23 @@ class BestWeights:
         if not all(bool(value.isfinite().all()) for value in weights):
             return math.inf, math.inf  # the divergence guard reports it
         of_landmarks = error(W, network.num_neurons)
-        if isinstance(network, TightNetwork) or not math.isfinite(of_landmarks):
+        if self._counts_landmarks(network) or not math.isfinite(of_landmarks):
             return of_landmarks, of_landmarks
         b = weights.q.double() * kernel(error.x, W)  # (samples, n)
         L = solve_inner(b.mT @ b / len(b), kernel.diag(W), weights.q, network.ridge).L
         of_responses = error.of_features(functional.responses(b, L, network.ridge))
         return math.sqrt(max(of_landmarks, _SMALL * of_responses) * of_responses), of_landmarks
 
+    def _counts_landmarks(self, network: KSMNetwork) -> bool:
+        """Whether the error of the landmarks is all that counts."""
+        return self.is_by_landmarks or isinstance(network, TightNetwork)
+
     def restore(self, network: KSMNetwork) -> bool:
         """Return the network to the best weights, if it has drifted away from them; whether it had."""
         error = self.compare(network)
         if self.error is None or error is None or self.best is None or self.lowest is None or error <= self.lowest:
             return False
-        if not isinstance(network, TightNetwork):
+        if not self._counts_landmarks(network):
             now, best = numbers_of_first(self.collectives, [self.error(network.W), self.error(self.best.W)])
             if now <= _MARGIN * best:
                 return False

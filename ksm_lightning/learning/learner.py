@@ -41,6 +41,8 @@ class Learner:
         inverse: How responses are computed, see :class:`~ksm_lightning.learning.responses.ResponseSolver`.
         acceleration: How steps are run, see :class:`~.acceleration.Accelerator`. Observed updates run without it.
         collectives: The other processes. Default: there are none.
+        keeps_landmarks: Whether a run ends with its best landmarks even if responses get worse, for readouts that use
+            nothing but W. The tight bound always does; see :class:`~.best.BestWeights`.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Learner:
         inverse: Inverse = "auto",
         acceleration: Acceleration = "auto",
         collectives: Collectives | None = None,
+        keeps_landmarks: bool = False,
     ) -> None:
         self.network = network
         self.schedule = schedule
@@ -60,7 +63,7 @@ class Learner:
         self.chooses_ridge = chooses_ridge
         self.stage: Stage = stage or ("unstarted" if schedule.is_natural else "learning")
         self.collectives: Collectives = collectives or SingleProcess()
-        self.best = BestWeights(self.collectives)
+        self.best = BestWeights(self.collectives, keeps_landmarks)
         self.rate_factor = 1.0  # all step sizes are multiplied by this, see `halve_rates`
         self.responses = ResponseSolver(network, inverse)
         self._updates = Updates(
@@ -113,7 +116,8 @@ class Learner:
                 update, or after those that run together.
             should_stop: Called after each update, or after those that run together.
         """
-        if sample is not None and len(batches) and (self.best.is_waiting or (self._is_tight and first_update == 0)):
+        is_first = first_update == 0 and (self._is_tight or self.best.is_by_landmarks)
+        if sample is not None and len(batches) and (self.best.is_waiting or is_first):
             self.best.begin(self.network, sample(0, batches[0]))
         self.set_kernel_for(first_update)
         numbers = range(first_update, first_update + every * len(batches), every)
@@ -210,7 +214,7 @@ class Learner:
 
     def restart(self) -> None:
         """Forget an earlier run on perhaps other data: its best weights, failures and halved rates."""
-        self.best, self.rate_factor = BestWeights(self.collectives), 1.0
+        self.best, self.rate_factor = BestWeights(self.collectives, self.best.is_by_landmarks), 1.0
         self.invalidate()
         self.responses.reset()
 

@@ -32,6 +32,7 @@ def train(
     ridge: float | None = None,
     init: Initialiser | None = None,
     consolidate_at_end: bool | None = None,
+    keeps_landmarks: bool = False,
     seed: int = 0,
     progress: Callable[[int], object] | None = None,
 ) -> KSMNetwork:
@@ -49,6 +50,8 @@ def train(
             steps.
         init: Start of W. Default: at data points, with natural steps at KMeans-like centres.
         consolidate_at_end: Whether to end with the exact L for all data. Default: only with natural steps.
+        keeps_landmarks: Whether the paper's bound, too, ends with the best landmarks of the run: for readouts that
+            use nothing but W.
         seed: Seed of the start, the batches and the samples.
         progress: Called with the number of updates since the last call.
     """
@@ -57,7 +60,7 @@ def train(
     batch = batch_size or BATCH_SIZES[bound]
     learner = _started_learner(
         kernel, x, num_neurons, schedule, bound=bound, num_landmarks=num_landmarks, ridge=ridge, init=init,
-        generator=generator,
+        keeps_landmarks=keeps_landmarks, generator=generator,
     )  # fmt: skip
 
     def batches() -> Iterator[Tensor]:
@@ -88,6 +91,7 @@ def _started_learner(
     num_landmarks: int | None,
     ridge: float | None,
     init: Initialiser | None,
+    keeps_landmarks: bool,
     generator: torch.Generator,
 ) -> Learner:
     """A learner whose network has its first weights, from a sample of the data. Arguments as in :func:`train`."""
@@ -98,7 +102,7 @@ def _started_learner(
     network = NETWORKS[bound](
         kernel, x.shape[1], num_neurons, first_ridge, init, generator=generator, num_landmarks=num_landmarks
     ).to(x)
-    learner = Learner(network, schedule, chooses_ridge=ridge is None)
+    learner = Learner(network, schedule, chooses_ridge=ridge is None, keeps_landmarks=keeps_landmarks)
     if learner.stage == "unstarted":
         learner.start(candidates)
     return learner
@@ -118,6 +122,7 @@ def train_on_few(
     bound: Bound = "paper",
     num_landmarks: int | None = None,
     batch_size: int | None = None,
+    keeps_landmarks: bool = False,
     seed: int = 0,
     progress: Callable[[int], object] | None = None,
 ) -> KSMNetwork:
@@ -136,13 +141,13 @@ def train_on_few(
     if updates == 0:
         learner = _started_learner(
             kernel, x, num_neurons, make_schedule(None, 1, bound), bound=bound, num_landmarks=p, ridge=None, init=None,
-            generator=torch.Generator().manual_seed(seed),
+            keeps_landmarks=keeps_landmarks, generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
         learner.finish(torch.split(x, _PART))
         return learner.network
     return train(
         kernel, x, num_neurons, make_schedule(None, updates, bound), bound=bound, num_landmarks=p,
-        batch_size=batch_size, seed=seed, progress=progress,
+        batch_size=batch_size, keeps_landmarks=keeps_landmarks, seed=seed, progress=progress,
     )  # fmt: skip
 
 

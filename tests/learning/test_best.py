@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from helpers import references
-from ksm_lightning.kernels import GaussianKernel
-from ksm_lightning.learning import AdaptiveSchedule, Learner, TightSchedule
+from ksm_lightning.kernels import GaussianKernel, LaplacianKernel
+from ksm_lightning.learning import AdaptiveSchedule, Learner, TightSchedule, train
 from ksm_lightning.learning.best import BestWeights, Snapshot
 from ksm_lightning.learning.exact import solve_inner
 from ksm_lightning.network import NETWORKS, DataInit, KSMNetwork, functional
+from ksm_lightning.network.landmark_error import LandmarkError
 
 SCHEDULES = {"paper": AdaptiveSchedule, "tight": TightSchedule}
 
@@ -112,6 +113,32 @@ def test_the_error_of_the_papers_network_includes_its_responses(x):
     responses = references.nrmse(F, functional.responses(q * k, L, network.ridge))
     landmarks = (F - k @ torch.linalg.solve(kernel(W, W), k.mT)).norm() / F.norm()
     assert best.lowest == pytest.approx((responses * landmarks.item()) ** 0.5, rel=1e-6)
+
+
+def test_by_landmarks_the_papers_network_is_judged_like_a_tight_one(x):
+    network = NETWORKS["paper"](GaussianKernel(0.7), 2, 5, init=DataInit(x))
+    best = BestWeights(is_by_landmarks=True)
+    best.watch(network, x)
+    best.compare(network)
+    wide, W = x.double(), network.W.detach().double()
+    F, k = network.kernel(wide, wide), network.kernel(wide, W)
+    landmarks = (F - k @ torch.linalg.solve(network.kernel(W, W), k.mT)).norm() / F.norm()
+    assert best.lowest == pytest.approx(landmarks.item(), rel=1e-6)
+    with torch.no_grad():
+        network.W.add_(1e-3 * torch.randn(W.shape, generator=torch.Generator().manual_seed(0)))
+    is_worse = best.error(network.W) > best.lowest  # by less than the margin of the paper's bound
+    assert best.error(network.W) < 1.02 * best.lowest
+    assert best.restore(network) == is_worse
+
+
+def test_more_updates_never_make_landmarks_worse_that_are_kept(x):
+    kernel, errors = LaplacianKernel(2.0), {}
+    for keeps in (False, True):
+        for updates in (1, 300):
+            network = train(kernel, x, 10, AdaptiveSchedule(updates), keeps_landmarks=keeps, batch_size=16)
+            errors[keeps, updates] = LandmarkError(kernel, x)(network.W.detach().double())
+    assert errors[False, 300] > errors[False, 1]  # the paper's bound trades landmarks for responses
+    assert errors[True, 300] < 1.01 * errors[True, 1] < errors[False, 300]  # one update may gain a little
 
 
 def test_state_survives_a_checkpoint_and_waits_for_a_sample(network, x, tmp_path):
