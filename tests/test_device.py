@@ -13,8 +13,8 @@ from ksm_lightning.data import Points, UpdateLoader
 from ksm_lightning.evaluation.clustering import _distances
 from ksm_lightning.evaluation.kernel_error import kernel_squared_errors, nrmse_from_sums
 from ksm_lightning.evaluation.linear_probe import Classifiers, fit_softmax
-from ksm_lightning.evaluation.ridge import fit_ridge
 from ksm_lightning.evaluation.portrait import portrait
+from ksm_lightning.evaluation.ridge import fit_ridge
 from ksm_lightning.extractor import FeatureExtractor
 from ksm_lightning.kernels import make_kernel
 from ksm_lightning.kernels.pairs import symmetric_tiles
