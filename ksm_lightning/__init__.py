@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, PhaseSchedule, train
     from ksm_lightning.module import KernelSimilarityMatching
     from ksm_lightning.network import DataInit, KSMNetwork, NormalInit
-    from ksm_lightning.sklearn import KSMTransformer
+    from ksm_lightning.sklearn import KSMClassifier, KSMRegressor, KSMTransformer
 
 __all__ = [
     "AdaptiveSchedule", "ArcCosineKernel", "ArrayDataModule", "CauchyKernel", "CroppedMNISTDataModule", "DataInit",
-    "DigitsDataModule", "FeatureExtractor", "GaussianKernel", "HalfMoonsDataModule", "KSMNetwork", "KSMTransformer",
-    "Kernel", "KernelNRMSE", "KernelSimilarityMatching", "LaplacianKernel", "Learner", "LinearKernel", "NormalInit",
-    "Phase", "PhaseSchedule", "PolynomialKernel", "PowerCosineKernel", "kernel_nrmse", "make_kernel",
-    "register_kernel", "train",
+    "DigitsDataModule", "FeatureExtractor", "GaussianKernel", "HalfMoonsDataModule", "KSMClassifier", "KSMNetwork",
+    "KSMRegressor", "KSMTransformer", "Kernel", "KernelNRMSE", "KernelSimilarityMatching", "LaplacianKernel",
+    "Learner", "LinearKernel", "NormalInit", "Phase", "PhaseSchedule", "PolynomialKernel", "PowerCosineKernel",
+    "kernel_nrmse", "make_kernel", "register_kernel", "train",
 ]  # fmt: skip
 # Where names come from that are not in `kernels`.
 _HOMES = {
@@ -42,7 +42,7 @@ _HOMES = {
     "learning": ("AdaptiveSchedule", "Learner", "Phase", "PhaseSchedule", "train"),
     "module": ("KernelSimilarityMatching",),
     "network": ("DataInit", "KSMNetwork", "NormalInit"),
-    "sklearn": ("KSMTransformer",),
+    "sklearn": ("KSMClassifier", "KSMRegressor", "KSMTransformer"),
 }
 
 

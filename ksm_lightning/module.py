@@ -59,7 +59,7 @@ class KernelSimilarityMatching(StartingModule):
         hyper = HyperParameters(**options)
         self.save_hyperparameters(hyper.as_primitives())
         self._preprocessing: dict[str, Any] | None = None
-        self._given_ridge = hyper.ridge if "ridge" in options else None
+        self._given = {"ridge": hyper.ridge if "ridge" in options else None, "kernel_params": hyper.kernel_params}
         # Without `in_features` this network is a placeholder.
         is_placed = hyper.in_features is not None and hyper.init == "normal"
         self.use_network(hyper.make_network(hyper.in_features or 1), None if is_placed else "unplaced")
@@ -80,13 +80,17 @@ class KernelSimilarityMatching(StartingModule):
 
     def configure_model(self) -> None:
         """Check the model against the data. At the first fit, build and start the network."""
-        data, hparams, learner = datamodule_of(self.trainer), self.hparams, self.learner
+        data, hparams = datamodule_of(self.trainer), self.hparams
         if hparams["in_features"] is not None and data is not None and data.in_features != hparams["in_features"]:
             raise ValueError(
                 f"The data has {data.in_features} features, but the model was made for in_features="
                 f"{hparams['in_features']}: set `in_features` to {data.in_features}, or leave it out."
             )
-        if learner.stage == "learning" or (hparams["in_features"] is not None and self.trainer.state.fn != "fit"):
+        is_fit = self.trainer.state.fn == "fit"
+        if data is not None and is_fit:
+            self.choose_width_from(data)
+        learner = self.learner
+        if learner.stage == "learning" or (hparams["in_features"] is not None and not is_fit):
             return
         if data is not None:
             with torch.device("cpu"):  # Lightning's default here is the training device
@@ -256,7 +260,9 @@ class KernelSimilarityMatching(StartingModule):
         check_content(checkpoint, "The checkpoint")
         check_continuation(checkpoint, attached_trainer(self))
         saved = checkpoint["hyper_parameters"]
-        HyperParameters.check_same_network({**self.hparams, "ridge": self._given_ridge}, saved)
+        HyperParameters.check_same_network({**self.hparams, **self._given}, saved)
+        if saved["kernel_params"] != self.hparams["kernel_params"]:
+            self.use_width(saved["kernel_params"]["sigma"])
         self.network.ridge = self.hparams["ridge"] = float(saved["ridge"])
         self._preprocessing = checkpoint["ksm_lightning"]["preprocessing"]
         self.learner.load_state_dict(checkpoint["ksm_lightning"]["learner"])

@@ -14,6 +14,7 @@ from ksm_lightning.evaluation.clustering import _distances
 from ksm_lightning.evaluation.kernel_error import kernel_squared_errors, nrmse_from_sums
 from ksm_lightning.evaluation.linear_probe import Classifiers, fit_softmax
 from ksm_lightning.evaluation.portrait import portrait
+from ksm_lightning.evaluation.ridge import fit_ridge
 from ksm_lightning.extractor import FeatureExtractor
 from ksm_lightning.kernels import make_kernel
 from ksm_lightning.kernels.pairs import symmetric_tiles
@@ -197,11 +198,19 @@ def test_the_kernel_error_stays_on_the_device(fake_cuda, kernel):
 def test_the_probe_stays_on_the_device(fake_cuda, samples):
     """For nine iterations; every tenth checks for convergence, which synchronises."""
     x, labels = on_cuda(3, samples, 20), on_cuda(3, samples, dtype=torch.int64)
-    found = fit_softmax(x, labels, [1e-3, 1e-1], 4, max_iterations=9)
-    assert found.W.shape == (3, 2, 20, 4)
-    assert found.W.device == found.b.device == CUDA
+    weighted = {"weights": on_cuda(3, samples), "is_bias_penalised": False}
+    for options in ({}, weighted):
+        found = fit_softmax(x, labels, [1e-3, 1e-1], 4, max_iterations=9, **options)
+        assert found.W.shape == (3, 2, 20, 4)
+        assert found.W.device == found.b.device == CUDA
     accuracy = Classifiers(found.W, found.b, 0).accuracy(on_cuda(30, 20), on_cuda(30, dtype=torch.int64))
     assert accuracy.device == CUDA
+
+
+def test_ridge_regression_stays_on_the_device(fake_cuda):
+    found = fit_ridge(on_cuda(3, 40, 20), on_cuda(3, 40, 2), [1e-3, 1e-1], weights=on_cuda(3, 40))
+    assert found.W.shape == (3, 2, 20, 2)
+    assert found.W.device == found.b.device == CUDA
 
 
 def test_the_distances_of_kmeans_stay_on_the_device(fake_cuda):

@@ -11,14 +11,14 @@ from ksm_lightning.cli.device import find_device
 from ksm_lightning.cli.step_bar import step_bar
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.files import write_png
-from ksm_lightning.kernels import make_kernel
+from ksm_lightning.kernels import Auto, auto_width, chooses_width, make_kernel, with_width
 from ksm_lightning.kernels.pairs import random_subset
 
 
 def compare(
     data: KSMDataModule,
     kernel: str = "gaussian",
-    kernel_params: dict[str, float] | None = None,
+    kernel_params: dict[str, float | Auto] | None = None,
     sizes: Sequence[int] = (2, 4, 8, 16, 32, 64),
     methods: Sequence[str] | None = None,
     seeds: int = 5,
@@ -42,7 +42,8 @@ def compare(
     Args:
         data: The data. Use ArrayDataModule with --data.path for your own.
         kernel: Name of the kernel.
-        kernel_params: Parameters of the kernel, such as {sigma: 0.3}.
+        kernel_params: Parameters of the kernel, such as {sigma: 0.3}. Default: those of the kernel, and for a kernel
+            with a width {sigma: auto}, 0.7 times the median distance of two points.
         sizes: Numbers of features n to compare.
         methods: Methods to compare: NAMES. Default: all that the kernel supports, except linear, which approximates
             x . x instead of the kernel.
@@ -65,11 +66,13 @@ def compare(
         raise ValueError(f"`seeds` must be at least 1, got {seeds}.")
     if max_points < 2 or fit_points < 2:
         raise ValueError(f"`max_points` and `fit_points` must be at least 2, got {max_points} and {fit_points}.")
-    similarity = make_kernel(kernel, **(kernel_params or {}))
+    make_kernel(kernel, **with_width(kernel, kernel_params, 1.0))  # raises its errors before the data are read
     target = find_device(device)
     data.prepare_data()
     points = data.train_points
     x = points.take(random_subset(len(points), fit_points)).to(target)
+    sigma = auto_width(x) if chooses_width(kernel, kernel_params) else 1.0
+    similarity = make_kernel(kernel, **with_width(kernel, kernel_params, sigma))
     name = type(data).__name__.removesuffix("DataModule")
     folder = Path(out) if out is not None else Path("runs") / "compare" / f"{name}_{kernel}"
     comparison = Comparison(

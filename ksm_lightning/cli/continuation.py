@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from lightning.pytorch.utilities import rank_zero_only
 
 from ksm_lightning.cli.parser import UserError
+from ksm_lightning.kernels import AUTO
 from ksm_lightning.learning.hyperparameters import HyperParameters
 from ksm_lightning.runs.conditions import conditions_of
 from ksm_lightning.runs.requeue import checkpoint_of_requeued_job
@@ -80,9 +81,9 @@ def _refuse(path: str, name: str, saved: Any, given: Any) -> NoReturn:
 
 
 def _agrees(given: Any, saved: Any) -> bool:
-    """Whether an option, or the given part of it, equals the saved one. An option that is not set agrees."""
+    """Whether an option, or the given part of it, equals the saved one. An unset one agrees, and so does ``auto``."""
     if given is None:
         return True
     if isinstance(given, Mapping) and isinstance(saved, Mapping):
-        return all(name in saved and _agrees(value, saved[name]) for name, value in given.items())
+        return all(name in saved and (value == AUTO or _agrees(value, saved[name])) for name, value in given.items())
     return bool(given == saved)

@@ -262,7 +262,7 @@ class KSMCLI(LightningCLI):
         if self.trainer.is_global_zero:
             points, neurons = self.datamodule.train_points, self.model.hparams["num_neurons"]
             print(
-                f"Training {neurons} neurons with {self.model.kernel} on {len(points):,} points of "
+                f"Training {neurons} neurons with {self.model.kernel_text} on {len(points):,} points of "
                 f"{points.num_features} features, on {self._devices()}, seed "
                 f"{self.config[self.subcommand]['seed_everything']}."
             )

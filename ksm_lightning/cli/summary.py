@@ -25,6 +25,7 @@ def print_summary(trainer: L.Trainer, model: KernelSimilarityMatching, has_folde
 def _scores(trainer: L.Trainer, model: KernelSimilarityMatching) -> list[str]:
     done, metrics = trainer.global_step, trainer.callback_metrics
     lines = [f"Trained for {done:,} updates, {model.run_state.updates_per_second:,.0f} per second."]
+    lines.append(f"Kernel:             {model.network.kernel}")
     if model.run_state.batch_choice:
         lines.append(model.run_state.batch_choice)
     if missing := cut_short(model.schedule, done, model.hparams["consolidate"]):

@@ -49,6 +49,8 @@ def fit_softmax(
     penalties: Sequence[float],
     num_classes: int,
     *,
+    weights: Tensor | None = None,
+    is_bias_penalised: bool = True,
     tolerance: float = 2e-6,
     max_iterations: int = 1000,
     check: Callable[[], object] = lambda: None,
@@ -65,27 +67,53 @@ def fit_softmax(
         labels: Class numbers (seeds, samples), int64.
         penalties: Weight penalties, positive.
         num_classes: Number of classes.
+        weights: Weights of the samples in the mean (seeds, samples), with a positive sum. Default: 1.
+        is_bias_penalised: Whether the penalty includes ``|b|^2``. If not, features are centred first.
         tolerance: Stop when the predicted decrease of the loss is below this value, in nats.
         max_iterations: Maximum number of iterations.
         check: Called every few iterations; it may raise an exception to give up.
     """
     seeds, samples, _ = x.shape
+    share = None if weights is None else (weights / weights.sum(1, keepdim=True)).to(x.dtype)[:, :, None]
     with full_precision(x.device):
-        x = torch.cat([x, x.new_ones(seeds, samples, 1)], dim=2)
-        axes = _principal_axes(x)  # (seeds, features + 1, rank)
+        ones = x.new_ones(seeds, samples, 1)
+        if is_bias_penalised:
+            offset = x.new_zeros(seeds, 1, x.shape[2])
+            x = torch.cat([x, ones], dim=2)
+            axes = _principal_axes(x, share)  # (seeds, features + 1, rank)
+        else:
+            offset = _mean(x, share)[:, None]  # (seeds, 1, features)
+            x = torch.cat([x - offset, ones], dim=2)
+            inside = _principal_axes(x[:, :, :-1], share)
+            axes = torch.nn.functional.pad(inside, (0, 1, 0, 1))  # (seeds, features + 1, rank + 1)
+            axes[:, -1, -1] = 1
         z = x @ axes  # (seeds, samples, rank)
-        penalty = torch.tensor(penalties, dtype=x.dtype, device=x.device)[:, None, None]
-        curvature = _CURVATURE * z.square().mean(1)[:, None, :, None] + penalty  # (seeds, penalties, rank, 1)
+        penalty = torch.tensor(penalties, dtype=x.dtype, device=x.device)[:, None, None].repeat(1, z.shape[2], 1)
+        if not is_bias_penalised:
+            penalty[:, -1] = 0
+        curvature = _CURVATURE * _mean(z.square(), share)[:, None, :, None] + penalty  # (seeds, penalties, rank, 1)
         target = torch.nn.functional.one_hot(labels, num_classes).to(x.dtype)  # (seeds, samples, classes)
-        objective = _Objective(z, target, penalty, curvature.rsqrt())
+        # A direction without features has curvature 0 if its penalty is 0.
+        scale = torch.where(curvature > 0, curvature, 1.0).rsqrt()
+        objective = _Objective(z, target, penalty, scale, share)
         phi, iterations = _minimise(objective, tolerance, max_iterations, check)
         weights = axes[:, None] @ (phi * objective.scale)  # (seeds, penalties, features + 1, classes)
-    return Classifiers(weights[:, :, :-1], weights[:, :, -1], iterations)
+        W, b = weights[:, :, :-1], weights[:, :, -1]
+        return Classifiers(W, b - (offset[:, None] @ W)[:, :, 0], iterations)
 
 
-def _principal_axes(x: Tensor) -> Tensor:
-    """Orthonormal axes (seeds, features, rank) that span the rows ``x`` (seeds, samples, features)."""
+def _mean(values: Tensor, share: Tensor | None) -> Tensor:
+    """Means (seeds, features) of values (seeds, samples, features), weighted by shares (seeds, samples, 1)."""
+    return values.mean(1) if share is None else (values * share).sum(1)
+
+
+def _principal_axes(x: Tensor, share: Tensor | None) -> Tensor:
+    """Orthonormal axes (seeds, features, rank) that span the rows ``x`` (seeds, samples, features).
+
+    They are the principal axes of the rows weighted by ``share`` (seeds, samples, 1).
+    """
     _, samples, features = x.shape
+    x = x if share is None else x * (samples * share).sqrt()
     if samples >= features:
         directions: Tensor = torch.linalg.eigh(x.mT @ x / samples)[1]
         return directions
@@ -100,12 +128,12 @@ def _principal_axes(x: Tensor) -> Tensor:
 class _Objective:
     """Penalised cross-entropy of all problems as a function of scaled weights (seeds, penalties, rank, classes)."""
 
-    def __init__(self, z: Tensor, target: Tensor, penalty: Tensor, scale: Tensor) -> None:
-        self.z, self.target, self.penalty, self.scale = z, target, penalty, scale
+    def __init__(self, z: Tensor, target: Tensor, penalty: Tensor, scale: Tensor, share: Tensor | None) -> None:
+        self.z, self.target, self.penalty, self.scale, self.share = z, target, penalty, scale, share
 
     def only(self, penalties: Tensor) -> "_Objective":
         """The objective of a subset of the penalties."""
-        return _Objective(self.z, self.target, self.penalty[penalties], self.scale[:, penalties])
+        return _Objective(self.z, self.target, self.penalty[penalties], self.scale[:, penalties], self.share)
 
     def __call__(self, phi: Tensor) -> tuple[Tensor, Tensor]:
         seeds, penalties, rank, classes = phi.shape
@@ -115,8 +143,9 @@ class _Objective:
         logits = (flat.mT @ self.z.mT).mT.reshape(seeds, -1, penalties, classes)
         target = self.target[:, :, None]
         log_p = logits.log_softmax(-1)
-        loss = -(log_p * target).sum(-1).mean(1) + 0.5 * (self.penalty * theta.square()).sum((2, 3))
-        residual = log_p.exp_().sub_(target).div_(self.z.shape[1]).flatten(2)
+        loss = -_mean((log_p * target).sum(-1), self.share) + 0.5 * (self.penalty * theta.square()).sum((2, 3))
+        residual = log_p.exp_().sub_(target).flatten(2)
+        residual = residual.div_(self.z.shape[1]) if self.share is None else residual.mul_(self.share)
         gradient = (residual.mT @ self.z).view(seeds, penalties, classes, rank).mT
         return loss, (gradient + self.penalty * theta) * self.scale
 

@@ -1,4 +1,4 @@
-"""Kernels of inner products and angles: linear, polynomial, power-cosine and arc-cosine."""
+"""Kernels of inner products and angles: linear, polynomial with and without offset, power-cosine and arc-cosine."""
 
 import math
 
@@ -78,6 +78,51 @@ class PolynomialKernel(Kernel):
     def diag_gradient(self, w: Tensor) -> Tensor:
         norm2 = (w * w).sum(1, keepdim=True)
         return 2 * self.degree * norm2 ** (self.degree - 1) * w
+
+
+@register_kernel("offset_polynomial")
+class OffsetPolynomialKernel(Kernel):
+    """``f(u, v) = (gamma u . v + coef0)^power``, the polynomial kernel of scikit-learn, which calls the power degree.
+
+    Unlike :class:`PolynomialKernel` it is not homogeneous: it contains all products of up to ``power`` inputs.
+
+    Args:
+        power: Power, a whole number of at least 1. Default: 3.
+        gamma: Factor of the inner product, positive. Default: 1.
+        coef0: Offset, positive or 0. Default: 1.
+
+    Example:
+        >>> OffsetPolynomialKernel(power=2)(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, -1.0], [2.0, 1.0]]))
+        tensor([[ 4., 25.]])
+    """
+
+    def __init__(self, power: int = 3, gamma: float = 1.0, coef0: float = 1.0) -> None:
+        super().__init__()
+        self.power = _positive_whole(power, "power", "It is the power of the inner product and its offset.")
+        if not (math.isfinite(gamma) and gamma > 0):
+            raise ValueError(f"`gamma` must be positive and finite, got {gamma}. It is the factor of u . v.")
+        if not (math.isfinite(coef0) and coef0 >= 0):
+            raise ValueError(f"`coef0` must be 0 or positive, and finite, got {coef0}: the kernel is a similarity.")
+        self.gamma, self.coef0 = float(gamma), float(coef0)
+
+    def _base(self, u: Tensor, v: Tensor) -> Tensor:
+        return (u @ v.mT).mul_(self.gamma).add_(self.coef0)
+
+    def gram(self, u: Tensor, v: Tensor) -> Tensor:
+        return _power(self._base(u, v), self.power)
+
+    def diag(self, u: Tensor) -> Tensor:
+        return (self.gamma * (u * u).sum(1) + self.coef0) ** self.power
+
+    def evaluate(self, prepared: Prepared, w: Tensor, terms: SelfTerms) -> Evaluated:
+        (x,) = prepared
+        z = self._base(x, w)  # (batch, n)
+        power = _power(z, self.power - 1) if self.power > 1 else torch.ones_like(z)
+        return power * z, lambda c: PullbackParts((c * power).mT @ x, factor=self.power * self.gamma)
+
+    def diag_gradient(self, w: Tensor) -> Tensor:
+        base = self.gamma * (w * w).sum(1, keepdim=True) + self.coef0
+        return 2 * self.power * self.gamma * base ** (self.power - 1) * w
 
 
 def _power(base: Tensor, exponent: int) -> Tensor:

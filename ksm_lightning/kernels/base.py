@@ -189,7 +189,7 @@ class Kernel(nn.Module, ABC):
 
     def params(self) -> dict[str, Any]:
         """Constructor arguments by name. NumPy scalars are converted to Python numbers."""
-        values = {name: getattr(self, name) for name in _constructor_arguments(type(self))}
+        values = {name: getattr(self, name) for name in constructor_arguments(type(self))}
         return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
 
     def with_params(self, **changes: Any) -> Self:
@@ -200,7 +200,7 @@ class Kernel(nn.Module, ABC):
             >>> PowerCosineKernel(alpha=1).with_params(alpha=3)
             PowerCosineKernel(alpha=3)
         """
-        known = _constructor_arguments(type(self))
+        known = constructor_arguments(type(self))
         unknown = sorted(set(changes) - set(known))
         if unknown:
             raise ValueError(
@@ -213,7 +213,8 @@ class Kernel(nn.Module, ABC):
 
 
 @lru_cache
-def _constructor_arguments(cls: type[Kernel]) -> tuple[str, ...]:
+def constructor_arguments(cls: type[Kernel]) -> tuple[str, ...]:
+    """Names of the parameters of a kernel's class."""
     return () if cls.__init__ is nn.Module.__init__ else tuple(inspect.signature(cls).parameters)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ksm_lightning.kernels.base import Kernel
+from ksm_lightning.kernels.base import Kernel, constructor_arguments
 
 K = TypeVar("K", bound=type[Kernel])
 
@@ -45,18 +45,33 @@ def make_kernel(name: str, **params: Any) -> Kernel:
         >>> make_kernel("gaussian", sigma=0.3)
         GaussianKernel(sigma=0.3)
     """
-    if name not in _KERNELS:
-        raise ValueError(
-            f"No kernel is registered as {name!r}; known kernels: {', '.join(kernel_names())}. For your own kernel, "
-            f"import the module that defines it under @register_kernel({name!r}) before this call."
-        )
+    cls = _class_of(name)
     try:
-        return _KERNELS[name](**params)
+        return cls(**params)
     except TypeError as error:
         raise ValueError(
             f"Kernel {name!r} cannot be made from {params or 'no parameters'}: {error}. Set its parameters in "
             "`kernel_params`."
         ) from error
+
+
+def kernel_parameters(name: str) -> tuple[str, ...]:
+    """Names of the parameters of the kernel registered as ``name``.
+
+    Example:
+        >>> kernel_parameters("gaussian"), kernel_parameters("linear")
+        (('sigma',), ())
+    """
+    return constructor_arguments(_class_of(name))
+
+
+def _class_of(name: str) -> type[Kernel]:
+    if name not in _KERNELS:
+        raise ValueError(
+            f"No kernel is registered as {name!r}; known kernels: {', '.join(kernel_names())}. For your own kernel, "
+            f"import the module that defines it under @register_kernel({name!r}) before this call."
+        )
+    return _KERNELS[name]
 
 
 def kernel_name(kernel: Kernel) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from ksm_lightning.kernels import Kernel, make_kernel
+from ksm_lightning.kernels import AUTO, Auto, Kernel, chooses_width, make_kernel, with_width
 from ksm_lightning.learning.acceleration import Acceleration
 from ksm_lightning.learning.responses import Inverse
 from ksm_lightning.learning.schedule import AdaptiveSchedule, PaperPhases, Phase, PhaseSchedule, make_schedule
@@ -31,7 +31,9 @@ class HyperParameters:
         in_features: Number of input features m. Default: taken from the data when training starts.
         kernel: Registered name of the kernel: gaussian, laplacian, cauchy, linear, polynomial, power_cosine,
             arc_cosine, or your own.
-        kernel_params: The kernel's parameters, such as ``{sigma: 0.3}``. Default: the kernel's defaults.
+        kernel_params: The kernel's parameters, such as ``{sigma: 0.3}``. Default: the kernel's defaults, and for a
+            kernel with a width ``{sigma: auto}``, 0.7 times the median distance of two training points. A checkpoint
+            holds the number.
         ridge: The paper's lambda, positive. Default: the paper's 0.001 with ``phases``; ``0.005 <f(x, x)> / n`` with
             the adaptive schedule, which does not depend on the scale of the similarity; a fiftieth of that with the
             tight bound.
@@ -62,7 +64,7 @@ class HyperParameters:
     num_landmarks: int | None = field(default=None, metadata=_FIXED)
     in_features: int | None = field(default=None, metadata=_FIXED)
     kernel: str = field(default="gaussian", metadata=_FIXED)
-    kernel_params: dict[str, float] | None = field(default=None, metadata=_FIXED)
+    kernel_params: dict[str, float | Auto] | None = field(default=None, metadata=_FIXED)
     ridge: float | None = field(default=None, metadata=_FIXED)
     init: Init = "data"
     init_scale: float = 0.5
@@ -89,7 +91,7 @@ class HyperParameters:
                 f"`acceleration` {name} exists for the paper's bound only: set it to auto with bound=tight."
             )
         self._fill("num_landmarks", NETWORKS[self.bound].check_sizes(self.num_neurons, self.num_landmarks))
-        self._fill("kernel_params", kernel.params())
+        self._fill("kernel_params", {**kernel.params(), **({"sigma": AUTO} if self.chooses_width else {})})
         self._fill("ridge", None if is_natural or self.ridge is not None else PAPER_RIDGE)
         self._fill("updates", schedule.total_updates if is_natural else None)
         self._fill("phases", schedule.as_primitives() if isinstance(schedule, PhaseSchedule) else None)
@@ -123,7 +125,7 @@ class HyperParameters:
     def check_same_network(cls, wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         """Raise ValueError if a model's value of one of :meth:`fixed_names` is set and differs from the saved one."""
         for name in cls.fixed_names():
-            if wanted[name] not in (None, saved[name]):
+            if not _agrees(wanted[name], saved[name]):
                 raise ValueError(
                     f"The checkpoint has {name}={saved[name]}, but the model has {wanted[name]}: remove `{name}`, or "
                     "train a new network."
@@ -133,8 +135,14 @@ class HyperParameters:
         """All values as plain Python values, for checkpoints."""
         return {name: getattr(self, name) for name in self.names()}
 
+    @property
+    def chooses_width(self) -> bool:
+        """Whether the width of the kernel is still to be chosen from the data."""
+        return chooses_width(self.kernel, self.kernel_params)
+
     def make_kernel(self) -> Kernel:
-        return make_kernel(self.kernel, **(self.kernel_params or {}))
+        """The kernel. A width that is still to be chosen is 1."""
+        return make_kernel(self.kernel, **with_width(self.kernel, self.kernel_params, 1.0))
 
     def make_schedule(self) -> PhaseSchedule | AdaptiveSchedule:
         return make_schedule(self.phases, self.updates, self.bound)
@@ -151,3 +159,10 @@ class HyperParameters:
         return NETWORKS[self.bound](
             self.make_kernel(), in_features, self.num_neurons, ridge, init, self.solver, generator, self.num_landmarks
         )
+
+
+def _agrees(wanted: Any, saved: Any) -> bool:
+    """Whether a value is unset or equal to the saved one; a width that is to be chosen agrees with any number."""
+    if isinstance(wanted, Mapping) and isinstance(saved, Mapping) and wanted.get("sigma") == AUTO:
+        wanted = {**wanted, "sigma": saved.get("sigma")}
+    return wanted is None or bool(wanted == saved)

@@ -176,9 +176,10 @@ def _hyper_parameters(content: dict[str, Any], path: str) -> HyperParameters:
         hparams = HyperParameters(**saved)
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be used: {error}") from error
-    if hparams.ridge is None or hparams.in_features is None:  # known after the first update
+    if hparams.ridge is None or hparams.in_features is None or hparams.chooses_width:  # known after the first update
         raise ValueError(
-            f"{path} contradicts itself: its ridge is {hparams.ridge} and its in_features {hparams.in_features}."
+            f"{path} contradicts itself: its ridge is {hparams.ridge}, its in_features {hparams.in_features} and "
+            f"its kernel_params {hparams.kernel_params}."
         )
     return hparams
 

@@ -1,5 +1,6 @@
 """The start of a run: the first process chooses the first weights, on its device, and the others receive them."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.data.loaders import batches_of
+from ksm_lightning.kernels import auto_width, chooses_width
+from ksm_lightning.kernels.width import WIDTH_POINTS
 from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate_count, check_range
 from ksm_lightning.learning.batch_choice import BATCH_SIZES, Measured, choose_batch_size
 from ksm_lightning.learning.learner import Stage
@@ -34,6 +37,36 @@ class StartingModule(StoppableModule):
     def use_network(self, network: KSMNetwork, stage: Stage | None = None) -> None:
         """Make this the network of the module, with a learner of its own."""
         raise NotImplementedError
+
+    # ------------------------------------------------------------------ the width of the kernel
+
+    @property
+    def chooses_width(self) -> bool:
+        """Whether ``sigma=auto`` is still to be replaced by a number, which takes data."""
+        return chooses_width(self.hparams["kernel"], self.hparams["kernel_params"])
+
+    @property
+    def kernel_text(self) -> str:
+        """The kernel in a sentence; its width is ``auto`` until it is chosen."""
+        return f"{type(self.network.kernel).__name__}(sigma=auto)" if self.chooses_width else str(self.network.kernel)
+
+    def choose_width(self, sample: Callable[[], Tensor]) -> None:
+        """Replace ``sigma=auto`` by the width for a sample (samples, m), and say so. Only one process takes it."""
+        if self.chooses_width:
+            self.use_width(on_first_process(self.trainer, lambda: auto_width(sample())))
+            rank_zero_info(f"sigma=auto chose {self.network.kernel}.")
+
+    def choose_width_from(self, data: KSMDataModule) -> None:
+        """:meth:`choose_width` for the training points. They do not depend on the seed of the run."""
+        self.choose_width(lambda: data.random_points(WIDTH_POINTS, torch.Generator().manual_seed(0)))
+
+    def use_width(self, sigma: float) -> None:
+        """Make this the width of the kernel."""
+        self.hparams["kernel_params"] = {**self.hparams["kernel_params"], "sigma": sigma}
+        self.network.kernel = HyperParameters.of(self.hparams).make_kernel()
+        self.use_network(self.network, self.learner.stage)
+
+    # ------------------------------------------------------------------ landmarks
 
     def place_and_start(self, data: KSMDataModule) -> None:
         """Build the network if it has no landmarks yet, and start the adaptive schedule, with points of the data."""
@@ -66,9 +99,12 @@ class StartingModule(StoppableModule):
         self._take_over(on_first_process(self.trainer, choose))
 
     def ensure_started(self, batch: Any) -> None:
-        """Start the adaptive schedule from the first block or batch, if no datamodule of this package did before."""
-        if self.learner.stage == "unstarted":
+        """Choose the width and start the adaptive schedule from the first block, if no datamodule did before."""
+        stage, x = self.learner.stage, self.network.W[:0]
+        if stage == "unstarted" or self.chooses_width:
             x = self.learner.collectives.gather(batches_of(batch).flatten(0, 1)).to(self.network.W)
+            self.choose_width(lambda: x)
+        if stage == "unstarted":
             self._take_over(on_first_process(self.trainer, partial(self._start_alone, x)))
 
     def _start_alone(self, x: Tensor) -> float:

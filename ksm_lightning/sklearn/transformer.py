@@ -10,10 +10,12 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
 from tqdm import tqdm
 
 from ksm_lightning.evaluation.plausibility import warn_if_too_narrow
-from ksm_lightning.kernels import Kernel, make_kernel, random_subset
+from ksm_lightning.kernels import AUTO, Kernel, auto_width, random_subset
+from ksm_lightning.kernels.width import typical_width
 from ksm_lightning.learning import Stream, check_range, tight_updates, train_on_few
 from ksm_lightning.learning.stream import check_half_life
 from ksm_lightning.learning.training import BATCH_SIZES
@@ -23,9 +25,12 @@ from ksm_lightning.network.raw_input import is_finite
 from ksm_lightning.network.readout import READOUT_SAMPLE, check_readout, encode_in_blocks
 from ksm_lightning.sklearn.encoder import LazyEncoder
 from ksm_lightning.sklearn.frozen import DTYPES
+from ksm_lightning.sklearn.kernel_choice import PARAMETERS, KernelChoice, choose_kernel
 from ksm_lightning.sklearn.waiting import Waiting
 
 _BLOCK = 4096
+# Number of samples of a stream after which `sigma="auto"` is fixed.
+_FIRST_SAMPLES = 256
 # Landmarks per component with the tight bound, up to this number of components and beyond. Twice as many have an error
 # that is lower by another few percent, but the fit takes twice as long.
 _LANDMARKS_PER_COMPONENT, _FEW_COMPONENTS, _LANDMARKS_PER_COMPONENT_OF_MANY = 1.5, 256, 1.25
@@ -40,9 +45,19 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     Args:
         n_components: Number of features n. Default: 100.
-        kernel: Registered name of the kernel (gaussian, laplacian, cauchy, linear, polynomial, power_cosine,
-            arc_cosine, or your own), or a :class:`ksm_lightning.Kernel`.
-        kernel_params: Parameters of the kernel, such as ``{"sigma": 0.3}``. Default: those of the kernel.
+        kernel: Registered name of the kernel (gaussian, laplacian, cauchy, linear, polynomial, offset_polynomial,
+            power_cosine, arc_cosine, or your own), ``rbf`` or ``poly`` as scikit-learn means them, or a
+            :class:`ksm_lightning.Kernel`.
+        sigma: Width of a Gaussian, Laplacian or Cauchy kernel. Default: ``auto``, 0.7 times the median distance of two
+            samples. ``partial_fit`` chooses it from the first samples, up to 256 or those of the first call. A kernel
+            object keeps its own width.
+        alpha: Power of the power-cosine kernel.
+        degree: Power of a polynomial kernel.
+        order: Order of the arc-cosine kernel.
+        gamma: scikit-learn's parameter of ``rbf``, ``exp(-gamma |u - v|^2)``, instead of ``sigma``, and of ``poly``.
+            There is none for ``laplacian``, which has the Euclidean distance here and the L1 distance in scikit-learn.
+        coef0: Offset of ``poly``, ``(gamma u . v + coef0)^degree``.
+        kernel_params: Parameters of a kernel of your own; those above may be given here, too.
         n_landmarks: Number of landmarks p, at least ``n_components``. More landmarks than features lower the error;
             ``transform`` takes time in proportion to p. Default: with the tight bound 1.5 times ``n_components``, or
             1.25 times above 256; the paper's has one landmark per component.
@@ -66,7 +81,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         components_: Learned landmarks W (p, m), or fewer if there are fewer different samples.
         network_: The trained :class:`ksm_lightning.KSMNetwork`, with a neuron less for each feature that is always 0
             because there are fewer different samples than components.
-        kernel_: The kernel.
+        kernel_: The kernel, with the width that ``sigma="auto"`` has chosen.
         n_updates_: Number of updates so far.
         n_samples_seen_: Number of samples seen by ``fit`` and ``partial_fit``.
         n_features_in_: Number of features of the samples.
@@ -76,7 +91,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         >>> from sklearn.linear_model import LogisticRegression
         >>> from sklearn.pipeline import make_pipeline
         >>> X, y = make_moons(300, noise=0.1, random_state=0)
-        >>> features = KSMTransformer(16, kernel_params={"sigma": 0.3}, updates=300, random_state=0)
+        >>> features = KSMTransformer(16, sigma=0.3, updates=300, random_state=0)
         >>> bool(make_pipeline(features, LogisticRegression()).fit(X, y).score(X, y) > 0.97)
         True
     """
@@ -86,6 +101,12 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         n_components: int = 100,
         *,
         kernel: str | Kernel = "gaussian",
+        sigma: float | str = AUTO,
+        alpha: int | None = None,
+        degree: int | None = None,
+        order: int | None = None,
+        gamma: float | None = None,
+        coef0: float | None = None,
         kernel_params: Mapping[str, float] | None = None,
         n_landmarks: int | None = None,
         bound: str = "tight",
@@ -98,6 +119,12 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     ) -> None:
         self.n_components = n_components
         self.kernel = kernel
+        self.sigma = sigma
+        self.alpha = alpha
+        self.degree = degree
+        self.order = order
+        self.gamma = gamma
+        self.coef0 = coef0
         self.kernel_params = kernel_params
         self.n_landmarks = n_landmarks
         self.bound = bound
@@ -113,7 +140,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Train a new network on samples (samples, m)."""
         x = torch.tensor(validate_data(self, X, dtype=DTYPES))
-        kernel, seed = self._check(), self._draw_seed()
+        choice, seed = self._check(x.shape[1]), self._draw_seed()
+        kernel = choice.with_width(auto_width(x)) if choice.chooses_width else choice.kernel
         check_range(kernel, x)
         bound, landmarks, batch_size = self._sizes()
         default = tight_updates(landmarks) if bound == "tight" else max(2000, 5 * self.n_components)
@@ -138,6 +166,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         sample = None if self.readout == "neural" else x[random_subset(len(x), READOUT_SAMPLE)]
         self._encoder = LazyEncoder(network, self._stream, check_readout(self.readout), self.n_components, sample)
         self.kernel_, self.n_samples_seen_ = network.kernel, len(x)
+        self._first_samples: Tensor | None = None
         self._waiting = Waiting(self.get_params(deep=False), x)
         return self
 
@@ -146,22 +175,23 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
         The network continues from ``fit`` or from earlier calls, with decreasing step sizes. Features always belong to
         the current landmarks, with the exact gains and L for a stored sample of the stream. Changing
-        ``n_components``, ``n_landmarks``, ``bound``, ``half_life``, ``kernel`` or ``kernel_params`` after the first
-        call is an error.
+        ``n_components``, ``n_landmarks``, ``bound``, ``half_life``, the kernel or its parameters after the first call
+        is an error.
         """
         is_first = not hasattr(self, "_stream")
-        if not is_first and self._waiting.take(X, vars(self)):
+        if not is_first and self._first_samples is None and self._waiting.take(X, vars(self)):
             self.n_samples_seen_ += 1
             if self._waiting.is_full:
                 self._learn_waiting()
             return self
         self._learn_waiting()
         x = torch.tensor(validate_data(self, X, dtype=DTYPES, reset=is_first))
-        kernel = self._check()
+        choice = self._check(x.shape[1])
         bound, landmarks, batch_size = self._sizes()
-        stream = self._stream if not is_first else Stream(
+        kernel, is_new, known = self._stream_kernel(choice, x)
+        stream = self._stream if not is_new else Stream(
             kernel, self.n_components, bound=bound, num_landmarks=landmarks, half_life=self.half_life,
-            seed=self._draw_seed(),
+            seed=self._draw_seed() if is_first else self._stream.seed,
         )  # fmt: skip
         wanted = {
             "n_components": (stream.num_neurons, self.n_components), "n_landmarks": (stream.num_landmarks, landmarks),
@@ -172,13 +202,33 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         if changed:
             raise ValueError(f"`partial_fit` cannot change {' and '.join(changed)}: call `fit` to start again.")
         stream.batch_size = batch_size
-        x = x if is_first else x.to(stream.reservoir.rows)
-        stream.learn(x)
+        if not is_first:
+            x = x.to(self._stream.reservoir.rows)
+        stream.learn(known.to(x) if is_new else x)
         self._stream, self.kernel_ = stream, kernel
+        self._first_samples = known if choice.chooses_width and 0 < len(known) < _FIRST_SAMPLES else None
         self._encoder = LazyEncoder(None, stream, check_readout(self.readout), self.n_components)
         self.n_samples_seen_ = len(x) + (0 if is_first else self.n_samples_seen_)
         self._waiting = Waiting(self.get_params(deep=False), x)
         return self
+
+    def _stream_kernel(self, choice: KernelChoice, x: Tensor) -> tuple[Kernel, bool, Tensor]:
+        """The kernel of a stream whose next samples are x (samples, m); whether it is new; the samples to learn then.
+
+        While a stream is short, an open width follows its samples: each time that they have doubled, the stream
+        restarts with all of them.
+        """
+        if not hasattr(self, "_stream"):
+            return (choice.with_width(typical_width(x) or 1.0) if choice.chooses_width else choice.kernel), True, x
+        if not choice.chooses_width:
+            return choice.kernel, False, x[:0]
+        first, now = self._first_samples, self.kernel_.params().get("sigma", 1.0)
+        if first is None:
+            return choice.with_width(now), False, x[:0]
+        known = torch.cat([first, x.to(first)])
+        has_doubled = len(first).bit_length() < len(known).bit_length()
+        sigma = typical_width(known) or now if has_doubled else now
+        return choice.with_width(sigma), sigma != now, known
 
     def _learn_waiting(self) -> None:
         """Learn from the samples that wait, one update each."""
@@ -192,7 +242,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         state: dict[str, Any] = super().__getstate__()
         return state
 
-    def _check(self) -> Kernel:
+    def _check(self, in_features: int) -> KernelChoice:
         """Check all parameters and return the kernel."""
         for name in ("n_components", "n_landmarks", "batch_size", "updates"):
             value = getattr(self, name)
@@ -206,12 +256,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             )
         check_readout(self.readout)
         check_half_life(self.half_life, self._sizes()[1])
-        params = dict(self.kernel_params or {})
-        if isinstance(self.kernel, Kernel):
-            return self.kernel.with_params(**params)
-        if not isinstance(self.kernel, str):
-            raise ValueError(f"`kernel` must be a registered name or a ksm_lightning.Kernel, got {self.kernel!r}.")
-        return make_kernel(self.kernel, **params)
+        params = {name: getattr(self, name) for name in PARAMETERS}
+        return choose_kernel(self.kernel, params, self.kernel_params, in_features)
 
     def _sizes(self) -> tuple[Bound, int, int]:
         """The bound, the number of landmarks and the batch size, with defaults filled in."""

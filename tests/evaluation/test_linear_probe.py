@@ -57,6 +57,34 @@ def test_float64_reaches_the_minimiser():
     np.testing.assert_allclose(found.b[0, 0].numpy(), b.numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("samples", [400, 20])
+def test_an_unpenalised_bias_and_weights_reach_the_minimiser_of_scikit_learn(samples):
+    """Also with fewer samples than features, and with rows of weight 0."""
+    x, labels = problem(seeds=2, samples=samples, classes=3)
+    x, weights = x.double(), torch.rand(2, samples, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weights[:, :3] = 0
+    found = fit_softmax(x, labels, [0.01, 0.3], 3, weights=weights, is_bias_penalised=False, tolerance=1e-14)
+    for s in range(2):
+        for index, penalty in enumerate((0.01, 0.3)):
+            model = LogisticRegression(C=1 / (penalty * float(weights[s].sum())), solver="newton-cholesky", tol=1e-12)
+            model.fit(x[s].numpy(), labels[s].numpy(), sample_weight=weights[s].numpy())
+            np.testing.assert_allclose(found.W[s, index].T.numpy(), model.coef_, rtol=0, atol=1e-5)
+            bias = found.b[s, index] - found.b[s, index].mean()  # a common shift of all classes is free
+            np.testing.assert_allclose(bias.numpy(), model.intercept_ - model.intercept_.mean(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_bias_penalised", [True, False])
+def test_a_weight_of_2_is_a_repeated_sample(is_bias_penalised):
+    x, labels = problem(seeds=1, samples=60, classes=3)
+    x, weights = x.double(), torch.ones(1, 60).index_fill_(1, torch.arange(20), 2.0)
+    options = {"is_bias_penalised": is_bias_penalised, "tolerance": 1e-15}
+    weighted = fit_softmax(x, labels, [0.01], 3, weights=weights, **options)
+    twice = torch.cat([x, x[:, :20]], dim=1), torch.cat([labels, labels[:, :20]], dim=1)
+    repeated = fit_softmax(*twice, [0.01], 3, **options)
+    torch.testing.assert_close(weighted.W, repeated.W, rtol=0, atol=1e-6)
+    torch.testing.assert_close(weighted.b, repeated.b, rtol=0, atol=1e-6)
+
+
 def test_seeds_and_penalties_are_independent():
     x, labels = problem(seeds=3)
     together = fit_softmax(x, labels, [1e-3, 1e-1], 5)

@@ -10,6 +10,7 @@ KERNELS = [
     ("linear", {}),
     ("polynomial", {"degree": 2}),
     ("polynomial", {"degree": 3}),
+    ("offset_polynomial", {"power": 3, "gamma": 0.5, "coef0": 0.7}),
     ("power_cosine", {"alpha": 1}),
     ("power_cosine", {"alpha": 2}),
     ("power_cosine", {"alpha": 3}),

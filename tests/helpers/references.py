@@ -27,6 +27,8 @@ def kernel_value(name: str, params: dict[str, float], u: np.ndarray, v: np.ndarr
         return dot
     if name == "polynomial":
         return dot ** int(params["degree"])
+    if name == "offset_polynomial":
+        return (params["gamma"] * dot + params["coef0"]) ** int(params["power"])
     if name == "power_cosine":
         return norm_u * norm_v * cosine ** int(params["alpha"])
     if name == "arc_cosine" and params["order"] == 0:

@@ -12,7 +12,7 @@ from ksm_lightning.network import KSMNetwork, TightNetwork
 def test_unset_values_are_filled_in_from_the_others():
     adaptive = HyperParameters()
     assert (adaptive.updates, adaptive.phases, adaptive.ridge, adaptive.consolidate) == (5000, None, None, True)
-    assert adaptive.kernel_params == {"sigma": 1.0}
+    assert adaptive.kernel_params == {"sigma": "auto"}
     phases = HyperParameters(phases=[Phase(10)])
     assert (phases.updates, phases.ridge, phases.consolidate) == (None, 1e-3, False)
     assert phases.phases == [{"updates": 10, "eta_w": 0.01, "eta_q": 0.01, "eta_l": 0.1, "kernel_params": {}}]

@@ -197,7 +197,8 @@ def test_impossible_bounds_and_landmarks_are_refused(options, message):
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_tight_features_of_fewer_samples_than_landmarks_are_exact(kernel, count):
     x = np.random.RandomState(0).randn(count, 3)
-    fitted = KSMTransformer(10, kernel=kernel, updates=20, random_state=0).fit(x)
+    width = 1.0 if kernel == "gaussian" else "auto"
+    fitted = KSMTransformer(10, kernel=kernel, sigma=width, updates=20, random_state=0).fit(x)
     assert fitted.components_.shape == (count, 3)
     assert fitted.n_updates_ == 0
     y, F = fitted.transform(x), fitted.kernel_(torch.tensor(x), torch.tensor(x)).numpy()
@@ -249,7 +250,7 @@ def test_a_linear_kernel_with_enough_components_is_exact():
 )
 def test_degenerate_data_has_valid_features(x, readout):
     """The kernel is 1 between equal samples and exp(-1) between rows of the identity."""
-    fitted = KSMTransformer(6, readout=readout, updates=300, random_state=0).fit(x)
+    fitted = KSMTransformer(6, sigma=1.0, readout=readout, updates=300, random_state=0).fit(x)
     y = fitted.transform(x)
     tolerance = {"neural": 0.1, "nystroem": 0.01, "least_squares": 1e-6}[readout]
     np.testing.assert_allclose(y @ y.T, gaussian_gram(x, x, 1.0), rtol=0, atol=tolerance)
@@ -503,9 +504,9 @@ def test_a_custom_kernel_works_registered_or_not():
         ({"batch_size": -1}, "`batch_size` must be a whole number"),
         ({"updates": 0}, "`updates` must be a whole number of at least 1, got 0"),
         ({"readout": "pca"}, "There is no readout 'pca': choose one of neural, nystroem, least_squares"),
-        ({"kernel": "rbf"}, "No kernel is registered as 'rbf'; known kernels: arc_cosine"),
-        ({"kernel": 3}, "`kernel` must be a registered name or a ksm_lightning.Kernel, got 3"),
-        ({"kernel_params": {"gamma": 1}}, "Kernel 'gaussian' cannot be made from"),
+        ({"kernel": "gauss"}, "No kernel is registered as 'gauss'; known kernels: arc_cosine"),
+        ({"kernel": 3}, "`kernel` must be a registered name, a ksm_lightning.Kernel, .* got 3"),
+        ({"kernel_params": {"scale": 1}}, "Kernel 'gaussian' has no parameter `scale`: its parameters are sigma"),
         ({"kernel_params": {"sigma": -1}}, "`sigma` must be positive and finite, got -1"),
         ({"kernel": GaussianKernel(), "kernel_params": {"gamma": 1}}, "GaussianKernel has no parameter 'gamma'"),
         ({"random_state": "x"}, "cannot be used to seed"),

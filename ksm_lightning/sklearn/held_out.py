@@ -1,0 +1,165 @@
+"""Samples of a supervised fit in a canonical order, and choices on samples that are held out."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ksm_lightning.evaluation.ridge import LinearMaps, fit_ridge
+from ksm_lightning.kernels import Kernel, full_precision, random_subset
+from ksm_lightning.network.readout import nystroem_matrix
+
+FEW = 2000
+"""Below this number of samples, choices are made by cross-validation, otherwise on one held-out part."""
+_FOLDS, _PARTS = 5, 4
+_ROWS = 4096
+# Samples that a choice looks at: this number, or this multiple of the number of features if that is larger.
+_SAMPLES, _SAMPLES_PER_FEATURE = 5000, 20
+# Landmarks of the Nystroem features that rank the widths.
+_MOST_LANDMARKS = 512
+# Penalties of the rank of widths, as multiples of the variance of the features over the number of samples.
+_WIDTH_PENALTIES = tuple(10.0**power for power in range(-4, 4))
+
+
+class Samples(NamedTuple):
+    """Different samples and their weights."""
+
+    x: Tensor  # (samples, m)
+    y: Tensor  # class numbers (samples,), or targets (samples, outputs)
+    weights: Tensor  # (samples,), float64, positive
+
+    def some(self, features: int) -> "Samples":
+        """Random ones, as many as a choice for this number of features needs."""
+        chosen = random_subset(len(self.x), max(_SAMPLES, _SAMPLES_PER_FEATURE * features)).to(self.x.device)
+        return Samples(self.x[chosen], self.y[chosen], self.weights[chosen])
+
+
+def check_weights(sample_weight: Any, count: int) -> np.ndarray:
+    """Weights (samples,) in float64. Default: 1.
+
+    Raises:
+        ValueError: If they do not match the samples, or are negative, not finite or all 0.
+    """
+    if sample_weight is None:
+        return np.ones(count)
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    weights = np.full(count, float(weights)) if weights.ndim == 0 else weights
+    if weights.shape != (count,):
+        raise ValueError(
+            f"`sample_weight` must be a 1D array of {count} weights, one per sample, got shape {weights.shape}."
+        )
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+        raise ValueError("`sample_weight` must be finite and not negative, and not all of its weights may be zero.")
+    return weights
+
+
+def canonical_samples(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Samples:
+    """Equal samples merged to one with the sum of their weights, in an order that depends on the samples only.
+
+    A weight of 2 is then the same as a repeated sample, a weight of 0 the same as a missing one, and no sample is both
+    learned and held out.
+
+    Args:
+        x: Inputs (samples, m).
+        y: Class numbers (samples,), or targets (samples, outputs).
+        weights: Weights (samples,), not negative.
+    """
+    kept = weights > 0
+    if not kept.all():
+        x, y, weights = x[kept], y[kept], weights[kept]
+    direction = np.random.RandomState(0).standard_normal(x.shape[1])
+    # Products and sums of each row alone: in a matrix product, rounding would depend on the row's place.
+    parts = (x[start : start + _ROWS] for start in range(0, len(x), _ROWS))
+    key = np.concatenate([(part * direction).sum(1) for part in parts])
+    order = np.lexsort([*y.reshape(len(y), -1).T, key])
+    x, y, weights, key = x[order], y[order], weights[order], key[order]
+    is_new = np.ones(len(x), dtype=bool)
+    (near,) = np.nonzero(key[1:] == key[:-1])
+    columns = y.reshape(len(y), -1)
+    is_new[near + 1] = (columns[near + 1] != columns[near]).any(1) | (x[near + 1] != x[near]).any(1)
+    (first,) = np.nonzero(is_new)
+    weights = np.add.reduceat(weights, first)
+    # Neighbours in that order are similar.
+    mixed = np.random.RandomState(0).permutation(len(first))
+    return Samples(*(torch.from_numpy(values[mixed]) for values in (x[first], y[first], weights)))
+
+
+def held_out_parts(count: int, labels: Tensor | None = None) -> Tensor:
+    """Which of ``count`` samples in random order are held out: (parts, samples), bool.
+
+    Five parts that cover all samples, or a quarter of 2,000 samples or more. Parts have equal shares of each class.
+    """
+    folds = min(_FOLDS, count) if count < FEW else _PARTS
+    order = torch.arange(count) if labels is None else labels.cpu().argsort(stable=True)
+    part = torch.empty(count, dtype=torch.int64)
+    part[order] = torch.arange(count) % folds
+    return part == torch.arange(folds if count < FEW else 1)[:, None]
+
+
+def total_variance(z: Tensor, weights: Tensor) -> float:
+    """``<|z - <z>|^2>`` of features (samples, features), weighted."""
+    share = (weights / weights.sum()).to(z.dtype)[:, None]
+    variance = float(((z - (z * share).sum(0)).square() * share).sum())
+    return variance if variance > 0 else 1.0
+
+
+def held_out_losses(
+    z: Tensor,
+    weights: Tensor,
+    held_out: Tensor,
+    fit: Callable[[Tensor, Tensor], LinearMaps],
+    loss: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Mean loss (penalties,) of held-out samples, over all parts.
+
+    Args:
+        z: Features (samples, features).
+        weights: Weights (samples,).
+        held_out: Samples that are held out (parts, samples).
+        fit: Fits linear maps for all penalties to features (parts, samples, features) with weights (parts, samples).
+        loss: Loss (parts, samples) of outputs (parts, samples, outputs).
+    """
+    held_out = held_out.to(z.device)
+    parts = z.expand(len(held_out), *z.shape)
+    maps = fit(parts, torch.where(held_out, 0.0, weights))
+    share, parts = torch.where(held_out, weights, 0.0), parts.to(maps.W.dtype)
+    with full_precision(z.device):
+        sums = [
+            (loss(parts @ maps.W[:, number] + maps.b[:, number, None]) * share).sum()
+            for number in range(maps.W.shape[1])
+        ]
+    return torch.stack(sums) / share.sum()
+
+
+@torch.no_grad()
+def choose_width(
+    make: Callable[[float], Kernel], widths: Sequence[float], samples: Samples, held_out: Tensor, landmarks: int
+) -> float:
+    """The width with the lowest squared error of ridge regression on held-out samples.
+
+    Each width is judged by Nystroem features of the same random landmarks, at its best penalty.
+
+    Args:
+        make: The kernel of a width.
+        widths: Widths to choose from.
+        samples: Samples with targets (samples, outputs).
+        held_out: Samples that are held out (parts, samples).
+        landmarks: Number of landmarks, at most 512 of which are used.
+    """
+    x, y, weights = samples.x.double(), samples.y, samples.weights
+    W = x[random_subset(len(x), min(landmarks, _MOST_LANDMARKS), seed=1).to(x.device)]
+
+    def lowest_loss(kernel: Kernel) -> float:
+        with full_precision(x.device):
+            z = kernel(x, W) @ nystroem_matrix(kernel, W)
+        unit = total_variance(z, weights) / len(z)
+
+        def fit(parts: Tensor, share: Tensor) -> LinearMaps:
+            penalties = [unit * factor for factor in _WIDTH_PENALTIES]
+            return fit_ridge(parts, y.expand(len(parts), *y.shape), penalties, weights=share)
+
+        return float(held_out_losses(z, weights, held_out, fit, lambda outputs: (outputs - y).square().mean(-1)).min())
+
+    return min(widths, key=lambda width: lowest_loss(make(width)))

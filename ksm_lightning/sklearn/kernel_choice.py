@@ -1,0 +1,125 @@
+"""The kernel that an estimator's parameters describe, in the names of this package or of scikit-learn."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ksm_lightning.kernels import AUTO, Kernel, OffsetPolynomialKernel, kernel_names, kernel_parameters, make_kernel
+
+PARAMETERS = ("sigma", "alpha", "degree", "order", "gamma", "coef0")
+"""Parameters of kernels that are parameters of the estimator."""
+# scikit-learn's names of kernels that exist here.
+_ALIASES = {"rbf": "gaussian", "poly": "offset_polynomial"}
+_DEGREE, _COEF0 = 3, 1.0  # scikit-learn's defaults
+_ADVICE = {
+    "cosine": "scale every sample to length 1 (sklearn.preprocessing.Normalizer) and use kernel='linear', which is the "
+    "same",
+    "sigmoid": "it is not a similarity, as it can be negative between equal samples; use kernel='gaussian'",
+    "chi2": "pass the function sklearn.metrics.pairwise.chi2_kernel as `kernel`",
+    "additive_chi2": "pass the function sklearn.metrics.pairwise.additive_chi2_kernel as `kernel`",
+}
+
+
+class KernelChoice(NamedTuple):
+    """A kernel whose width may still be open."""
+
+    kernel: Kernel  # with a width of 1 if that is open
+    chooses_width: bool  # whether the width is to be chosen from data
+
+    def with_width(self, sigma: float) -> Kernel:
+        """The kernel with this width, if it is open, and unchanged otherwise."""
+        return self.kernel.with_params(sigma=sigma) if self.chooses_width else self.kernel
+
+
+def choose_kernel(
+    kernel: str | Kernel, params: Mapping[str, Any], kernel_params: Mapping[str, Any] | None, in_features: int
+) -> KernelChoice:
+    """The kernel that an estimator's parameters describe.
+
+    ``rbf`` is the Gaussian kernel with ``sigma = 1 / sqrt(2 gamma)``. ``poly``, and ``polynomial`` with ``gamma`` or
+    ``coef0``, are ``(gamma u . v + coef0)^degree`` with scikit-learn's defaults (``gamma = 1 / m``, ``coef0 = 1``,
+    ``degree = 3``); ``polynomial`` alone is the homogeneous kernel.
+
+    Args:
+        kernel: A registered name, a name of scikit-learn, or a kernel. A kernel keeps its width, unless ``sigma`` is a
+            number.
+        params: Values of :data:`PARAMETERS`; None means unset, and ``sigma`` may be ``auto``.
+        kernel_params: More parameters of the kernel.
+        in_features: Number of features m.
+
+    Raises:
+        ValueError: If there is no such kernel or parameter, or two of them contradict each other.
+
+    Example:
+        >>> given = dict.fromkeys(PARAMETERS) | {"sigma": "auto"}
+        >>> choose_kernel("rbf", given | {"gamma": 0.5}, None, 2)
+        KernelChoice(kernel=GaussianKernel(sigma=1.0), chooses_width=False)
+        >>> choose_kernel("laplacian", given, None, 2).chooses_width
+        True
+    """
+    given = {name: params[name] for name in PARAMETERS if params[name] is not None}
+    if given.get("sigma") == AUTO:
+        del given["sigma"]
+    extra = dict(kernel_params or {})
+    for name in sorted(given.keys() & extra.keys()):
+        if given[name] != extra[name]:
+            raise ValueError(f"`{name}` is {given[name]} and `kernel_params` has {extra[name]}: give only one of them.")
+    given = {**extra, **given}
+    if isinstance(given.get("sigma"), str) and given["sigma"] != AUTO:
+        raise ValueError(f"`sigma` must be {AUTO!r} or a positive number, got {given['sigma']!r}.")
+    if isinstance(kernel, Kernel):
+        given = {name: value for name, value in given.items() if not (name == "sigma" and value == AUTO)}
+        return KernelChoice(kernel.with_params(**given), chooses_width=False)
+    if not isinstance(kernel, str):
+        raise ValueError(
+            "`kernel` must be a registered name, a ksm_lightning.Kernel, a function of two samples, or 'precomputed', "
+            f"got {kernel!r}."
+        )
+    name = _ALIASES.get(kernel, kernel)
+    if name not in kernel_names() and name in _ADVICE:
+        raise ValueError(f"Kernel {kernel!r} does not exist here: {_ADVICE[name]}.")
+    if kernel == "poly" or (name == "polynomial" and {"gamma", "coef0"} & given.keys()):
+        return KernelChoice(_offset_polynomial(kernel, given, in_features), chooses_width=False)
+    if "gamma" in given and "gamma" not in kernel_parameters(name):
+        given["sigma"] = _width_of(kernel, name, given)
+        del given["gamma"]
+    _refuse_unknown(kernel, given, kernel_parameters(name))
+    is_open = "sigma" in kernel_parameters(name) and given.get("sigma", AUTO) == AUTO
+    return KernelChoice(make_kernel(name, **({**given, "sigma": 1.0} if is_open else given)), is_open)
+
+
+def _refuse_unknown(kernel: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            parameters = f"its parameters are {', '.join(known)}" if known else "it has none"
+            raise ValueError(f"Kernel {kernel!r} has no parameter `{name}`: {parameters}.")
+
+
+def _width_of(kernel: str, name: str, given: Mapping[str, Any]) -> float:
+    """The sigma of a Gaussian kernel ``exp(-gamma |u - v|^2)``."""
+    gamma = given["gamma"]
+    if name == "laplacian":
+        raise ValueError(
+            "The Laplacian kernel of this package is exp(-|u - v| / sigma) with the Euclidean distance, and the gamma "
+            "of scikit-learn multiplies the L1 distance: give `sigma`, or pass the function "
+            "sklearn.metrics.pairwise.laplacian_kernel as `kernel`."
+        )
+    if name != "gaussian":
+        known = kernel_parameters(name)
+        _refuse_unknown(kernel, {"gamma": gamma}, known)
+    if given.get("sigma", AUTO) != AUTO:
+        raise ValueError(
+            f"`sigma` is {given['sigma']} and `gamma` is {gamma}: give only one of them; gamma = 1 / (2 sigma^2)."
+        )
+    if not (isinstance(gamma, int | float | np.number) and math.isfinite(gamma) and gamma > 0):
+        raise ValueError(f"`gamma` must be positive and finite, got {gamma!r}.")
+    return float(1 / math.sqrt(2 * gamma))
+
+
+def _offset_polynomial(kernel: str, given: dict[str, Any], in_features: int) -> Kernel:
+    """The polynomial kernel of scikit-learn."""
+    _refuse_unknown(kernel, given, ("degree", "gamma", "coef0"))
+    degree, gamma = given.get("degree", _DEGREE), given.get("gamma", 1 / max(1, in_features))
+    return OffsetPolynomialKernel(degree, gamma, given.get("coef0", _COEF0))
