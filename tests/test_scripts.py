@@ -1,5 +1,6 @@
 """The programs in scripts/: help texts, figures and their report, error messages, the plain loop of the benchmark."""
 
+import json
 import re
 import runpy
 import subprocess
@@ -40,6 +41,7 @@ FIGURES = [path.stem for path in sorted(REPRODUCE.glob("*.py")) if "SCRIPT = " i
     "script",
     [
         "probe_table.py",
+        "benchmark/board.py",
         "benchmark/evaluation.py",
         "benchmark/features.py",
         "benchmark/race.py",
@@ -202,18 +204,41 @@ def test_the_plain_loop_of_the_benchmark_equals_the_learner():
         torch.set_default_dtype(torch.float32)
 
 
-def test_the_board_of_features_is_stored_and_continued(tmp_path, capsys):
-    arguments = ["--quick", "--only", "errors", "updates", "--folder", str(tmp_path)]
+def test_the_board_scores_every_method_and_draws_them(tmp_path, capsys):
+    assert run("benchmark/board.py", "--quick", "--folder", str(tmp_path)) == 0
+    text = (tmp_path / "BOARD.md").read_text()
+    assert "2 of 2 cells" in text
+    assert "nan" not in text
+    assert (tmp_path / "board.png").stat().st_size > 10_000
+    rows = [json.loads(line) for line in (tmp_path / "board.jsonl").read_text().splitlines()]
+    assert [row["data"] for row in rows] == ["wine", "wine"]
+    assert "scikit-learn's Nystroem" in rows[0]
+    for row in rows:
+        methods = [name.partition(":")[0] for name in row if name.endswith(": fit")]
+        assert len(methods) >= 14
+        for name in methods:
+            assert row["optimum"] <= row[name] < 1.5
+            assert 0 <= row[f"{name}: score"] <= 1
+        assert row["uniform landmarks"] > 1
+    (tmp_path / "board.png").unlink()
+    capsys.readouterr()
+    assert run("benchmark/board.py", "--quick", "--draw", "--folder", str(tmp_path)) == 0
+    assert (tmp_path / "board.png").exists()
+    assert "board:" not in capsys.readouterr().err  # no cell was computed
+
+
+def test_cells_of_a_benchmark_are_stored_and_continued(tmp_path, capsys):
+    arguments = ["--quick", "--only", "updates", "--folder", str(tmp_path)]
     assert run("benchmark/features.py", *arguments) == 0
-    text, cells = (tmp_path / "FEATURES.md").read_text(), tmp_path / "errors.jsonl"
-    assert text.count("2 of 2 cells") == 2
+    text, cells = (tmp_path / "FEATURES.md").read_text(), tmp_path / "updates.jsonl"
+    assert text.count("2 of 2 cells") == 1
     assert "nan" not in text
     first = cells.read_text().splitlines()
     cells.write_text(f"{first[0]}\n")
     capsys.readouterr()
     assert run("benchmark/features.py", *arguments) == 0
     printed = capsys.readouterr().err
-    assert "errors: 100%" in printed
+    assert "updates: 100%" in printed
     assert "1/1" in printed, "the stored cell was computed again"
     assert cells.read_text().splitlines()[0] == first[0]
 

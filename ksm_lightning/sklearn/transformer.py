@@ -16,10 +16,10 @@ from tqdm import tqdm
 from ksm_lightning.evaluation.plausibility import warn_if_too_narrow
 from ksm_lightning.kernels import AUTO, Kernel, auto_width, random_subset
 from ksm_lightning.kernels.width import typical_width
-from ksm_lightning.learning import Stream, check_range, tight_updates, train_on_few
+from ksm_lightning.learning import Stream, check_range, train_on_few
 from ksm_lightning.learning.stream import check_half_life
 from ksm_lightning.learning.training import BATCH_SIZES
-from ksm_lightning.learning.units import tight_batch
+from ksm_lightning.learning.units import tight_batch, worthwhile_updates
 from ksm_lightning.network import Bound, KSMNetwork, check_bound
 from ksm_lightning.network.raw_input import is_finite
 from ksm_lightning.network.readout import READOUT_SAMPLE, check_readout, encode_in_blocks
@@ -31,9 +31,9 @@ from ksm_lightning.sklearn.waiting import Waiting
 _BLOCK = 4096
 # Number of samples of a stream after which `sigma="auto"` is fixed.
 _FIRST_SAMPLES = 256
-# Landmarks per component with the tight bound, up to this number of components and beyond. Twice as many have an error
-# that is lower by another few percent, but the fit takes twice as long.
-_LANDMARKS_PER_COMPONENT, _FEW_COMPONENTS, _LANDMARKS_PER_COMPONENT_OF_MANY = 1.5, 256, 1.25
+# Landmarks per component with the tight bound. Twice as many have an error that is lower by another few percent, but
+# `transform` takes longer.
+_LANDMARKS_PER_COMPONENT = 1.5
 
 
 class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -59,16 +59,18 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         coef0: Offset of ``poly``, ``(gamma u . v + coef0)^degree``.
         kernel_params: Parameters of a kernel of your own; those above may be given here, too.
         n_landmarks: Number of landmarks p, at least ``n_components``. More landmarks than features lower the error;
-            ``transform`` takes time in proportion to p. Default: with the tight bound 1.5 times ``n_components``, or
-            1.25 times above 256; the paper's has one landmark per component.
+            ``transform`` takes time in proportion to p. Default: 1.5 times ``n_components`` with the tight
+            bound; the paper's has one landmark per component.
         bound: ``tight`` learns the landmarks of the features with the lowest error. ``paper`` is the paper's network,
             whose ``neural`` features are sparse and tuned to templates; those of ``tight`` are determined up to a
             rotation only.
         readout: ``least_squares`` has the lowest kernel error (and falls back to ``nystroem`` if held-out samples
             disagree); ``nystroem`` depends on the landmarks alone, if there are as many as features; ``neural`` is the
             network's own representation.
-        updates: Number of updates in ``fit``. Default: 25 to 200 with the tight bound, depending on the number of
-            landmarks; with the paper's 2,000, or 5 per component above 400 components.
+        updates: Number of updates in ``fit``. Default: 39 to 200 with the tight bound, depending on the number of
+            landmarks, or none with fewer than 10 samples per component or more than 512 landmarks: there, landmarks
+            stay at KMeans-like centres, whose features are as good for new samples. With the paper's bound 2,000, or 5
+            per component above 400 components.
         batch_size: Number of samples per update. Default: 8 times the landmarks, from 256 to 1,024, with the tight
             bound, 64 with the paper's.
         half_life: Number of samples after which ``partial_fit`` has forgotten half of the past, at least
@@ -144,7 +146,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         kernel = choice.with_width(auto_width(x)) if choice.chooses_width else choice.kernel
         check_range(kernel, x)
         bound, landmarks, batch_size = self._sizes()
-        default = tight_updates(landmarks) if bound == "tight" else max(2000, 5 * self.n_components)
+        n = self.n_components
+        default = worthwhile_updates(len(x), n, landmarks) if bound == "tight" else max(2000, 5 * n)
         updates = default if self.updates is None else self.updates
         made = 0  # none if there is a landmark for every sample
 
@@ -156,7 +159,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         with tqdm(total=updates, desc="KSMTransformer", unit="update", disable=not self.verbose) as bar:
             network = train_on_few(
                 kernel, x, self.n_components, updates, bound=bound, num_landmarks=landmarks, batch_size=batch_size,
-                seed=seed, progress=progress,
+                keeps_landmarks=self.readout != "neural", seed=seed, progress=progress,
             )  # fmt: skip
         warn_if_too_narrow(kernel, x)
         self._stream = Stream.after(
@@ -264,8 +267,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         bound = check_bound(self.bound)
         n, landmarks = self.n_components, self.n_landmarks
         if landmarks is None:
-            ratio = _LANDMARKS_PER_COMPONENT if n <= _FEW_COMPONENTS else _LANDMARKS_PER_COMPONENT_OF_MANY
-            landmarks = math.ceil(ratio * n) if bound == "tight" else n
+            landmarks = math.ceil(_LANDMARKS_PER_COMPONENT * n) if bound == "tight" else n
         elif landmarks < n or (bound == "paper" and landmarks != n):
             raise ValueError(
                 f"`n_landmarks` must be at least `n_components`, {n}, and equal to it with bound='paper', got "

@@ -27,7 +27,8 @@ from helpers import references
 from helpers.kernels import Quadratic
 from helpers.processes import PATIENCE
 from ksm_lightning.kernels import CauchyKernel, GaussianKernel, LaplacianKernel, register_kernel, registry
-from ksm_lightning.learning import AdaptiveSchedule, TightSchedule, tight_updates, train, training
+from ksm_lightning.learning import AdaptiveSchedule, TightSchedule, tight_updates, train, train_on_few, training
+from ksm_lightning.network.landmark_error import LandmarkError
 from ksm_lightning.network.readout import READOUTS, LandmarkFeatures
 from ksm_lightning.sklearn import KSMTransformer
 
@@ -145,9 +146,29 @@ def test_the_default_number_of_updates_depends_on_the_bound_and_the_components()
         for components in (2, 400, 500):
             KSMTransformer(components, kernel_params=SIGMA, bound="paper", random_state=0).fit(x)
     assert lengths == [2000, 2000, 2500]
-    defaults = [tight(n, updates=None, batch_size=8).fit(x).n_updates_ for n in (2, 128, 200)]
-    assert defaults == [200, 20000 // 192, 20000 // 300]
-    assert tight_updates(1024) == 25
+    defaults = [tight(n, updates=None, batch_size=8).fit(x).n_updates_ for n in (2, 60, 61)]
+    assert defaults == [tight_updates(3), tight_updates(90), 0] == [200, 200, 0]  # 61 have fewer than 10 samples each
+    assert [tight_updates(count) for count in (192, 512, 1024)] == [104, 39, 25]
+
+
+def test_landmarks_of_few_samples_stay_at_the_centres_that_training_starts_from():
+    x, _ = two_moons(100)
+    found = tight(20, updates=None, random_state=7).fit(x)
+    seed = int(np.random.RandomState(7).randint(2**31 - 1))
+    network = train_on_few(GaussianKernel(0.3), torch.tensor(x), 20, 0, bound="tight", num_landmarks=30, seed=seed)
+    assert np.array_equal(found.components_, network.W.detach().numpy())
+    assert found.n_updates_ == 0
+    assert found.partial_fit(x[:50]).n_samples_seen_ == 150
+
+
+def test_readouts_of_W_alone_keep_the_best_landmarks_of_the_papers_bound():
+    x = np.random.RandomState(0).standard_normal((120, 2))
+    options = {"kernel": "laplacian", "sigma": 2.0, "bound": "paper", "updates": 300, "batch_size": 16}
+    error, errors = LandmarkError(LaplacianKernel(2.0), torch.tensor(x)), {}
+    for readout in ("neural", "nystroem"):
+        found = KSMTransformer(10, readout=readout, random_state=0, **options).fit(x)
+        errors[readout] = error(torch.tensor(found.components_))
+    assert errors["nystroem"] < errors["neural"]
 
 
 @pytest.mark.parametrize(("readout", "landmarks"), [("neural", 8), ("nystroem", 12), ("least_squares", 16)])
