@@ -10,7 +10,7 @@ import numpy as np
 from ksm_lightning.data.csv_table import CsvTable
 from ksm_lightning.data.datamodule import Dataset, KSMDataModule
 from ksm_lightning.data.memory import check_memory, fits_memory
-from ksm_lightning.data.table import NO_LABELS, Selection, Table, coded_labels
+from ksm_lightning.data.table import NO_LABELS, Table, coded_labels
 from ksm_lightning.network.preprocessing import Scaling
 
 MemoryMap = Literal["auto", "always", "never"]
@@ -107,14 +107,14 @@ class ArrayDataModule(KSMDataModule):
         is_separate = self.labels is not None and self.labels.endswith(".npy")
         table = open_table(path)
         chosen = table.select(NO_LABELS if is_separate else self.labels, self.columns, self.ignore or ())
-        x, labels = _points_of(table, chosen)
+        x, labels = table.read(chosen)
         train = self._labelled(x, self._separate_labels() if is_separate else labels, path)
         if test_path is None:
             return train, None
         if not is_table(test_path):
             raise ValueError(f"{test_path} must be a table with the columns of {path}.")
         test = open_table(test_path)
-        x, labels = _points_of(test, test.select_like(table, chosen), as_text=self.label_names is not None)
+        x, labels = test.read(test.select_like(table, chosen), as_text=self.label_names is not None)
         return train, self._labelled(x, labels, test_path, is_test=True)
 
     # ------------------------------------------------------------------ arrays
@@ -160,12 +160,6 @@ class ArrayDataModule(KSMDataModule):
                 found = ", ".join(names) or "no arrays"
                 raise ValueError(f"`key` must be the name of the array with the points; {path} has {found}.")
             return _read_member(path, arrays, key), _read_member(path, arrays, labels) if labels else None
-
-
-def _points_of(table: Table, chosen: Selection, *, as_text: bool = False) -> tuple[np.ndarray, Any]:
-    """Inputs and labels, or None, of the selected columns."""
-    labels = None if chosen.labels is None else table.label_values(chosen.labels, as_text=as_text)
-    return table.numbers(chosen.inputs), labels
 
 
 def is_table(path: Path) -> bool:

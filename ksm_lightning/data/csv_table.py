@@ -39,7 +39,7 @@ class CsvTable(Table):
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self._file = path
         self._encoding = _encoding(path)
         self._separator = self._choose_separator()
         start = list(islice(self._lines(), 1 + _LOOK_AHEAD))
@@ -66,7 +66,7 @@ class CsvTable(Table):
         return best
 
     def _texts(self) -> Iterator[str]:
-        with self.path.open(encoding=self._encoding, errors="replace", newline="") as file:
+        with self._file.open(encoding=self._encoding, errors="replace", newline="") as file:
             yield from file
 
     def _lines(self) -> Iterator[Line]:
@@ -88,7 +88,7 @@ class CsvTable(Table):
                 is_start = False
                 yield reader.line_num, fields
         except csv.Error as error:
-            raise ValueError(f"{self.path}, line {reader.line_num}: the line cannot be read ({error}).") from error
+            raise ValueError(f"{self._file}, line {reader.line_num}: the line cannot be read ({error}).") from error
 
     def _rows(self) -> Iterator[Line]:
         """The lines below the header, each with the number of fields of the first line."""

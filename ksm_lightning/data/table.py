@@ -3,7 +3,6 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -27,17 +26,22 @@ class Table(ABC):
     """A file with one row per point and one column per quantity.
 
     Attributes:
-        path: The file.
+        path: The file or dataset, for messages.
+        image_shape: Height and width of a point if points are images.
         names: Names of the columns; their numbers from 0 if the file has no names.
         has_names: Whether the file names its columns.
         hidden: Numbers of columns that only name or count the rows.
     """
 
-    def __init__(self, path: Path, names: Sequence[str], *, has_names: bool = True, hidden: Sequence[int] = ()) -> None:
+    def __init__(
+        self, path: object, names: Sequence[str], *, has_names: bool = True, hidden: Sequence[int] = ()
+    ) -> None:
         self.path = path
         self.names = list(names)
         self.has_names = has_names
         self.hidden = frozenset(hidden)
+
+    image_shape: tuple[int, int] | None = None
 
     @abstractmethod
     def text_of(self, column: int) -> str | None:
@@ -50,6 +54,15 @@ class Table(ABC):
     @abstractmethod
     def label_values(self, column: int, *, as_text: bool = False) -> np.ndarray | list[str]:
         """Values (rows,) of the label column: numbers, or texts if one of them is not a number or ``as_text``."""
+
+    def class_names(self, column: int) -> tuple[str, ...] | None:
+        """Names of the classes 0, 1, ... of a column of whole numbers, if the table has them. Default: no."""
+        return None
+
+    def read(self, chosen: Selection, *, as_text: bool = False) -> tuple[np.ndarray, np.ndarray | list[str] | None]:
+        """Inputs (rows, features) and labels, or None, of the selected columns; see :meth:`label_values`."""
+        labels = None if chosen.labels is None else self.label_values(chosen.labels, as_text=as_text)
+        return self.numbers(chosen.inputs), labels
 
     def is_classes(self, column: int) -> bool:
         """Whether a column without a name looks like labels by its values. Default: no."""
@@ -100,7 +113,7 @@ class Table(ABC):
             raise ValueError(f"No input column of {self.path} is left: it has {listed(self.names)}.")
         self._refuse_texts(inputs, asks=labels is None)
         if labels is None and columns is None:
-            self._refuse_labels(inputs)
+            self.refuse_labels(inputs)
         return Selection(inputs, label)
 
     def _refuse_texts(self, inputs: list[int], *, asks: bool) -> None:
@@ -122,14 +135,15 @@ class Table(ABC):
             )
         raise ValueError(f"Inputs must be numbers, but in {self.path} {found}: {advice}")
 
-    def _refuse_labels(self, inputs: list[int]) -> None:
+    def refuse_labels(self, inputs: Sequence[int]) -> None:
+        """Raise a ValueError that asks about those of the columns that look like labels."""
         suspects = [self.names[i] for i in inputs if self._may_be_labels(i)]
         if not suspects or len(inputs) == 1:
             return
         which = f"The column {suspects[0]!r}" if len(suspects) == 1 else f"Each of the columns {listed(suspects)}"
         raise ValueError(
             f"{which} of {self.path} may hold labels, which must not be inputs: set {option('labels', suspects[-1])} "
-            f"if it does, or {option('labels', NO_LABELS)} if all columns are inputs."
+            f"if it does, or {option('labels', NO_LABELS)} if it does not."
         )
 
     def _may_be_labels(self, column: int) -> bool:
