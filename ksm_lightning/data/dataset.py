@@ -30,6 +30,7 @@ class DatasetDataModule(KSMDataModule):
         test_split: Name of the split with the test points, or ``none``. Default: ``test``, if it exists.
         subset: Name of a configuration of a dataset on the Hub.
         revision: Branch, tag or commit of a dataset on the Hub.
+        download: Whether to download a dataset of the Hub that is not in the cache.
         columns: Names of the input columns, in this order. Default: the only column of images, otherwise all columns
             except the labels; the first value of a tuple.
         labels: Name of the label column, which holds whole numbers or texts, or ``none``. Default: the only column of
@@ -59,6 +60,7 @@ class DatasetDataModule(KSMDataModule):
         test_split: str | None = None,
         subset: str | None = None,
         revision: str | None = None,
+        download: bool = True,
         columns: str | list[str] | None = None,
         labels: str | None = None,
         ignore: str | list[str] | None = None,
@@ -75,6 +77,7 @@ class DatasetDataModule(KSMDataModule):
         self.test_split = test_split
         self.subset = subset
         self.revision = revision
+        self.download = download
         self.columns = name_list(columns)
         self.labels = labels
         self.ignore = name_list(ignore)
@@ -103,7 +106,7 @@ class DatasetDataModule(KSMDataModule):
             return source
         from ksm_lightning.data.hugging_face import load_splits  # an extra
 
-        return load_splits(source, self.subset, self.revision)
+        return load_splits(source, self.subset, self.revision, download=self.download)
 
     def _choose(self, splits: Any, name: str, argument: str) -> Any:
         if not isinstance(splits, Mapping):

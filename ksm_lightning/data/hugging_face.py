@@ -19,8 +19,14 @@ _WANTED = (
 )
 
 
-def load_splits(name: str, subset: str | None, revision: str | None) -> Any:
+def load_splits(name: str, subset: str | None = None, revision: str | None = None, *, download: bool = True) -> Any:
     """A dataset, or its splits by name, from a folder on disk or from the Hub. Nothing in it is run.
+
+    Args:
+        name: The folder, or the name of a dataset on the Hub.
+        subset: Name of its configuration. Default: the only one.
+        revision: Branch, tag or commit of a dataset on the Hub. Default: the latest one.
+        download: Whether to download a dataset of the Hub; otherwise it must be in the cache.
 
     Raises:
         FileNotFoundError: If it does not exist, or cannot be read or downloaded.
@@ -30,7 +36,10 @@ def load_splits(name: str, subset: str | None, revision: str | None) -> Any:
     folder = Path(name)
     if folder.is_file():
         raise ValueError(f"{name} is a file: read a table with ArrayDataModule, or {_WANTED}.")
-    verbosity = datasets.logging.get_verbosity()
+    if not download and "://" in name:
+        raise FileNotFoundError(f"The dataset {name} is not on this machine: {_WANTED}.")
+    verbosity, is_offline = datasets.logging.get_verbosity(), datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = is_offline or not download
     datasets.logging.set_verbosity(logging.CRITICAL)  # errors are reported below
     try:
         if folder.is_dir() and any((folder / each).is_file() for each in ("dataset_dict.json", "state.json")):
@@ -41,6 +50,7 @@ def load_splits(name: str, subset: str | None, revision: str | None) -> Any:
         reason = " ".join(str(cause).split())[:200].rstrip(".") or type(cause).__name__
         raise FileNotFoundError(f"The dataset {name} could not be loaded ({reason}): {_WANTED}.") from error
     finally:
+        datasets.config.HF_HUB_OFFLINE = is_offline
         datasets.logging.set_verbosity(verbosity)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import jsonargparse
 
-from ksm_lightning.data import CroppedMNISTDataModule, KSMDataModule
+from ksm_lightning.data import CroppedMNISTDataModule, DatasetDataModule, KSMDataModule
 from ksm_lightning.runs.checkpoint import preprocessing_of, read_checkpoint
 from ksm_lightning.runs.yaml_config import read_config
 
@@ -97,8 +97,8 @@ class FinishedRun:
         """
         if data is None:
             data = self._make_data()
-            if isinstance(data, CroppedMNISTDataModule):
-                data.download = False  # a run folder does not choose where files are written
+            if isinstance(data, CroppedMNISTDataModule | DatasetDataModule):
+                data.download = False  # a run folder does not choose what is downloaded, and where files are written
         preprocessing = preprocessing_of(self.checkpoint, f"The checkpoint {self.checkpoint_path}")
         if preprocessing is not None:
             data.use(preprocessing)

@@ -7,6 +7,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
@@ -25,6 +26,7 @@ def _offline(tmp_path_factory, monkeypatch):
     """A cache of its own, and no network."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     datasets.disable_progress_bars()
 
 
@@ -279,6 +281,25 @@ def test_what_cannot_be_loaded_is_named_in_one_sentence(tmp_path, monkeypatch, n
     assert "\n" not in str(caught.value)
 
 
+def test_a_name_on_the_hub_is_loaded_with_its_subset_and_revision_and_offline_on_demand(images, monkeypatch):
+    calls = []
+
+    def load(*args, **options):
+        calls.append((args, options, datasets.config.HF_HUB_OFFLINE))
+        return datasets.DatasetDict(train=images)
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert len(loaded("me/insects", subset="small", revision="v1").train_points) == 6
+    loaded("me/insects", download=False)
+    assert calls == [
+        (("me/insects", "small"), {"revision": "v1"}, False), (("me/insects", None), {"revision": None}, True)
+    ]  # fmt: skip
+    assert datasets.config.HF_HUB_OFFLINE is False
+    with pytest.raises(FileNotFoundError, match="hf://datasets/me/insects is not on this machine"):
+        loaded("hf://datasets/me/insects", download=False)
+
+
 def test_without_the_extra_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     wanted = r"Datasets of Hugging Face need the package datasets: run pip install 'ksm-lightning\[datasets\]'\."
@@ -298,6 +319,7 @@ def test_the_command_line_trains_on_a_folder_and_reads_the_run_back(images, tmp_
     run = FinishedRun("runs/pictures/version_0")
     assert run.config["data"]["init_args"]["dataset"] == "pictures"
     data = run.data()
+    assert data.download is False
     data.setup()
     assert (data.train_labels.tolist(), data.label_names) == (LABELS, tuple(NAMES))
     assert data.train_points.data.std(correction=0).item() == pytest.approx(1, rel=1e-5)
