@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ksm_lightning.data.extras import import_extra
+from ksm_lightning.extras import import_extra
 from ksm_lightning.data.memory import check_memory
 from ksm_lightning.data.table import Table
 

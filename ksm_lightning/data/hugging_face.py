@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ksm_lightning.data.arrow_table import number_type, read_labels, read_numbers
-from ksm_lightning.data.extras import import_extra
+from ksm_lightning.extras import import_extra
 from ksm_lightning.data.row_table import ImageFormat, stack_rows
 from ksm_lightning.data.table import NO_LABELS, Selection, Table, listed, option
 

@@ -23,7 +23,7 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
         >>> import_extra("no_such_package", "fast", "Fast updates")
         Traceback (most recent call last):
         ...
-        ksm_lightning.data.extras.MissingExtraError: Fast updates need the package no_such_package: run pip install \
+        ksm_lightning.extras.MissingExtraError: Fast updates need the package no_such_package: run pip install \
 'ksm-lightning[fast]'.
     """
     package = module.partition(".")[0]
