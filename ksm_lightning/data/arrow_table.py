@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ksm_lightning.extras import import_extra
 from ksm_lightning.data.memory import check_memory
 from ksm_lightning.data.table import Table
+from ksm_lightning.extras import import_extra
 
 _PURPOSE = "Parquet, Feather and Arrow files"
 pa = import_extra("pyarrow", "arrow", _PURPOSE)

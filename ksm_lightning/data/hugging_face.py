@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ksm_lightning.data.arrow_table import number_type, read_labels, read_numbers
-from ksm_lightning.extras import import_extra
 from ksm_lightning.data.row_table import ImageFormat, stack_rows
 from ksm_lightning.data.table import NO_LABELS, Selection, Table, listed, option
+from ksm_lightning.extras import import_extra
 
 _ROWS_AT_ONCE = 16_384
 _WANTED = (
