@@ -76,8 +76,9 @@ class Table(ABC):
             return self.names.index(name)
         if re.fullmatch(r"-?\d+", name) and -len(self.names) <= int(name) < len(self.names):
             return int(name) % len(self.names)
+        visible = [each for i, each in enumerate(self.names) if i not in self.hidden]
         purpose = " for labels" if option == "labels" else f", which `{option}` names"
-        raise ValueError(f"{self.path} has no column {name!r}{purpose}; it has {listed(self.names)}.")
+        raise ValueError(f"{self.path} has no column {name!r}{purpose}; it has {listed(visible)}.")
 
     def indices_of(self, names: Sequence[str], option: str) -> list[int]:
         """Numbers of several columns. One text with commas is a list, as it is on the command line."""
