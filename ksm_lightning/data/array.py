@@ -95,9 +95,9 @@ class ArrayDataModule(KSMDataModule):
         if labels is None:
             self.label_names = self.label_names if is_test else None
             return Dataset(x)
-        numbers, names = coded_labels(labels, self.label_names if is_test else None, path)
-        if is_test and (names is None) != (self.label_names is None):
-            raise ValueError(f"The labels of {path} and {self.path} must both be numbers, or both be texts.")
+        numbers, names = coded_labels(labels, self.label_names if is_test else None, path, is_test=is_test)
+        if is_test and names is None and self.label_names is not None:
+            raise ValueError(f"The labels of {path} are numbers, but those of the training data are texts.")
         self.label_names = names
         return Dataset(x, numbers)
 

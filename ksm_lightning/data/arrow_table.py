@@ -78,25 +78,16 @@ def _open(path: Path) -> tuple[Any, int, Callable[[list[str]], Iterator[Any]]]:
             lambda names: file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names),
         )
 
-    def read(names: list[str]) -> Iterator[Any]:
-        for batch in _ipc_batches(path):
-            yield batch.select(names)
-
-    first, count = None, 0
-    for batch in _ipc_batches(path):
-        first, count = batch.schema, count + batch.num_rows
-    return _ipc_schema(path) if first is None else first, count, read
-
-
-def _ipc_schema(path: Path) -> Any:
     with pa.memory_map(str(path)) as file:
-        return _reader(file).schema
+        schema = _reader(file).schema
+    count = sum(batch.num_rows for batch in _ipc_batches(path, [0]))
+    return schema, count, lambda names: _ipc_batches(path, [schema.get_field_index(name) for name in names])
 
 
-def _ipc_batches(path: Path) -> Iterator[Any]:
-    """Batches of rows, mapped from the file."""
+def _ipc_batches(path: Path, fields: list[int]) -> Iterator[Any]:
+    """Batches of rows with these columns only, mapped from the file."""
     with pa.memory_map(str(path)) as file:
-        reader = _reader(file)
+        reader = _reader(file, pa.ipc.IpcReadOptions(included_fields=fields))
         if isinstance(reader, pa.RecordBatchStreamReader):
             yield from reader
         else:
@@ -104,13 +95,13 @@ def _ipc_batches(path: Path) -> Iterator[Any]:
                 yield reader.get_batch(index)
 
 
-def _reader(file: Any) -> Any:
+def _reader(file: Any, options: Any = None) -> Any:
     """A reader of Arrow's file format, which is Feather's, or of its stream format."""
     try:
-        return pa.ipc.open_file(file)
+        return pa.ipc.open_file(file, options=options)
     except pa.ArrowInvalid:
         file.seek(0)
-        return pa.ipc.open_stream(file)
+        return pa.ipc.open_stream(file, options=options)
 
 
 # ---------------------------------------------------------------------- columns
@@ -225,7 +216,7 @@ def read_labels(batches: Iterator[Any], name: str, source: str, *, as_text: bool
         column = batch.column(name)
         try:
             if number_type(column.type) is not None and not is_list(column.type) and not as_text:
-                numbers.append(block_of(column)[:, 0])
+                numbers.append(block_of(column)[:, 0].copy())  # not a view of the file
             elif column.null_count:
                 raise BadValue(int(np.flatnonzero(column.is_null())[0]), "the label is missing")
             else:

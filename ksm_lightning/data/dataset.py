@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from torch.utils.data import IterableDataset
 
 from ksm_lightning.data.array import name_list
 from ksm_lightning.data.datamodule import Dataset, KSMDataModule
 from ksm_lightning.data.row_table import ImageFormat, ImageMode, RowTable
-from ksm_lightning.data.table import Table, coded_labels, listed
+from ksm_lightning.data.table import Selection, Table, coded_labels, listed
 from ksm_lightning.network.preprocessing import Scaling
 
 _DEFAULTS = {"split": "train", "test_split": "test"}
@@ -87,18 +86,31 @@ class DatasetDataModule(KSMDataModule):
 
     def load(self) -> tuple[Dataset, Dataset | None]:
         splits = self._opened(self.dataset)
-        table = self._table(self._choose(splits, self.split, "split"), f"the split {self.split} of ", self.dataset)
+        found = self._choose(splits, self.split, "split", self.dataset)
+        table = self._table(found, f"the split {self.split} of ", self.dataset)
         chosen = table.select(self.labels, self.columns, self.ignore or ())
         x, labels = table.read(chosen)
         self.image_shape = table.image_shape
-        names = None if chosen.labels is None else table.class_names(chosen.labels)
-        train, self.label_names = _labelled(x, labels, names, table.path)
+        self.label_names = classes = None if chosen.labels is None else table.class_names(chosen.labels)
+        if labels is not None:
+            labels, names = coded_labels(labels, classes, table.path)
+            self.label_names = names or classes
         found = self._test_split(splits)
         if found is None:
-            return train, None
+            return Dataset(x, labels), None
         test = self._table(found, "the test data of ", self.test if self.test is not None else self.dataset)
-        x, labels = test.read(test.select_like(table, chosen), as_text=self.label_names is not None and names is None)
-        return train, _labelled(x, labels, self.label_names, test.path)[0]
+        return Dataset(x, labels), self._read_test(test, test.select_like(table, chosen), classes)
+
+    def _read_test(self, table: Table, chosen: Selection, classes: tuple[str, ...] | None) -> Dataset:
+        """The test points; ``classes`` are the names of training labels that are numbers in the dataset."""
+        x, labels = table.read(chosen, as_text=self.label_names is not None and classes is None)
+        if labels is None or chosen.labels is None:
+            return Dataset(x)
+        others = table.class_names(chosen.labels)
+        if others is not None and others != self.label_names:
+            known = listed(self.label_names or ())
+            raise ValueError(f"{table.path} has the classes {listed(others)}, but the training data {known}.")
+        return Dataset(x, coded_labels(labels, self.label_names, table.path, is_test=True)[0])
 
     def _opened(self, source: Any) -> Any:
         """A dataset object or its splits by name."""
@@ -108,26 +120,28 @@ class DatasetDataModule(KSMDataModule):
 
         return load_splits(source, self.subset, self.revision, download=self.download)
 
-    def _choose(self, splits: Any, name: str, argument: str) -> Any:
+    def _choose(self, splits: Any, name: str, argument: str, whole: Any) -> Any:
         if not isinstance(splits, Mapping):
             if name != _DEFAULTS[argument]:
-                raise ValueError(f"{_shown(self.dataset)} has no splits, but `{argument}` is {name!r}: remove it.")
+                raise ValueError(f"{_shown(whole)} has no splits, but `{argument}` is {name!r}: remove it.")
             return splits
         if name not in splits:
             raise ValueError(
-                f"{_shown(self.dataset)} has no split {name!r}: set `{argument}` to one of {listed(list(splits))}."
+                f"{_shown(whole)} has no split {name!r}: set `{argument}` to one of {listed(list(splits))}."
             )
         return splits[name]
 
     def _test_split(self, splits: Any) -> Any:
         """The dataset with the test points, or None."""
         if self.test is not None:
-            return self._choose(self._opened(self.test), self.test_split or _DEFAULTS["test_split"], "test_split")
+            return self._choose(
+                self._opened(self.test), self.test_split or _DEFAULTS["test_split"], "test_split", self.test
+            )
         if self.test_split is None and isinstance(splits, Mapping):
             return splits.get(_DEFAULTS["test_split"])
         if self.test_split in (None, "none"):
             return None
-        return self._choose(splits, self.test_split, "test_split")
+        return self._choose(splits, self.test_split, "test_split", self.dataset)
 
     def _table(self, dataset: Any, part: str, whole: Any) -> Table:
         source = _shown(dataset) if dataset is whole else part + _shown(whole)
@@ -147,13 +161,3 @@ class DatasetDataModule(KSMDataModule):
 def _shown(dataset: Any) -> str:
     """A dataset in a message: its name, or its class."""
     return dataset if isinstance(dataset, str) else f"the {type(dataset).__name__}"
-
-
-def _labelled(
-    x: np.ndarray, labels: Any, names: tuple[str, ...] | None, source: object
-) -> tuple[Dataset, tuple[str, ...] | None]:
-    """Points with whole numbers as labels, and the names of the classes."""
-    if labels is None:
-        return Dataset(x), names
-    numbers, coded = coded_labels(labels, names, source)
-    return Dataset(x, numbers), names if coded is None else coded

@@ -209,7 +209,7 @@ def is_whole(values: np.ndarray) -> bool:
 
 
 def coded_labels(
-    values: np.ndarray | Sequence[str], classes: Sequence[str] | None, source: object
+    values: np.ndarray | Sequence[str], classes: Sequence[str] | None, source: object, *, is_test: bool = False
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """Labels as whole numbers, and the names of the classes 0, 1, ... if the labels are texts.
 
@@ -218,9 +218,10 @@ def coded_labels(
         classes: Names of the classes of the training labels, for the labels of the test points. Default: those that
             occur, in alphabetical order.
         source: Where the labels come from, for messages.
+        is_test: Whether these are labels of test points, which are numbers if ``classes`` is None.
 
     Raises:
-        ValueError: If a label is a fraction, NaN or infinite, or does not occur among ``classes``.
+        ValueError: If a label is a fraction, NaN or infinite, or does not occur in the training data.
 
     Example:
         >>> coded_labels(["cat", "ant", "cat"], None, "x.csv")
@@ -235,6 +236,8 @@ def coded_labels(
         return array, None
     if array.dtype.kind not in "US":
         raise ValueError(f"The labels of {source} must be whole numbers or texts, but they are of dtype {array.dtype}.")
+    if is_test and classes is None:
+        raise ValueError(f"The labels of {source} are texts, but those of the training data are numbers.")
     texts = [each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in values]
     names = tuple(sorted(set(texts))) if classes is None else tuple(classes)
     codes = {name: code for code, name in enumerate(names)}

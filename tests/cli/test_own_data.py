@@ -48,9 +48,7 @@ def test_a_table_is_trained_on_after_the_question_about_its_labels_is_answered(t
     [
         (["--data.labels=kind"], "insects.csv has no column 'kind' for labels; it has length, width, species."),
         (["--data.ignore=[species,width,size]"], "insects.csv has no column 'size', which `ignore` names; it has "),
-        (["--data.columns=length,width", "--data.labels=width"], "`columns` and `labels` both name the column 'width'"),
         (["--data.path=missing.csv"], "There is no data file missing.csv."),
-        (["--data.path=insects.xlsx"], "There is no data file insects.xlsx."),
     ],
 )
 def test_wrong_options_give_one_sentence(table, capsys, options, message):

@@ -142,6 +142,20 @@ def test_labels_of_minus_one_mean_that_a_split_has_no_labels(images):
         loaded(mixed)
 
 
+def test_test_data_with_other_classes_is_refused(images):
+    other = images.cast_column("label", datasets.ClassLabel(names=NAMES[::-1]))
+    with pytest.raises(ValueError, match="has the classes cat, bee, ant, but the training data ant, bee, cat"):
+        loaded(images, test=other)
+    with pytest.raises(
+        ValueError, match="The labels of the list are texts, but those of the training data are numbers"
+    ):
+        loaded([(1.0, 0), (2.0, 1)], test=[(1.0, "u")])
+    with pytest.raises(ValueError, match="the list has the labels 'w', which the training data lacks: it has u, v"):
+        loaded([(1.0, "v"), (2.0, "u")], test=[(1.0, "w")])
+    names = images.select([0, 1]).map(lambda row: {"name": NAMES[row["label"]]}).remove_columns("label")
+    assert loaded(images, test=names.rename_column("name", "label")).test_labels.tolist() == LABELS[:2]
+
+
 # ---------------------------------------------------------------------- PyTorch
 
 
