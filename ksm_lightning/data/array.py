@@ -119,6 +119,11 @@ class ArrayDataModule(KSMDataModule):
 
     # ------------------------------------------------------------------ arrays
 
+    def _array_name(self) -> str | None:
+        """The name of the array with the labels; None without labels, or if they have a file of their own."""
+        is_name = self.labels and self.labels != NO_LABELS and not self.labels.endswith(".npy")
+        return self.labels if is_name else None
+
     def _separate_labels(self) -> np.ndarray | None:
         """The labels of a ``.npy`` file of their own."""
         if not self.labels or not self.labels.endswith(".npy"):
@@ -136,7 +141,7 @@ class ArrayDataModule(KSMDataModule):
         return readers[path.suffix](path)
 
     def _read_npy(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-        if self.labels and not self.labels.endswith(".npy"):
+        if self._array_name() is not None:
             raise ValueError(
                 f"`labels` must be the path of a .npy file if the points are a .npy file, got {self.labels!r}."
             )
@@ -151,7 +156,7 @@ class ArrayDataModule(KSMDataModule):
             raise ValueError(f"{path} is a single array, not a .npz archive: rename it to .npy.")
         with arrays:
             names = list(arrays.files)
-            labels = self.labels if self.labels and not self.labels.endswith(".npy") else None
+            labels = self._array_name()
             if labels and labels not in names:
                 raise ValueError(f"{path} has no array {labels!r} for labels; it has {', '.join(names)}.")
             others = [name for name in names if name != labels]

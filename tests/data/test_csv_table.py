@@ -225,6 +225,14 @@ def test_texts_as_labels_of_an_archive_are_numbered_too(tmp_path):
             ArrayDataModule(str(tmp_path / train), test_path=str(tmp_path / test), labels="k").setup()
 
 
+def test_arrays_may_be_said_to_have_no_labels_too(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((3, 2)))
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, 2)))
+    for name in ("x.npy", "x.npz"):
+        assert ArrayDataModule(str(tmp_path / name), labels="none").evaluation_labels("val") is None
+        assert ArrayDataModule(str(tmp_path / name), labels="none").in_features == 2
+
+
 def test_columns_belong_to_tables(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((3, 2)))
     with pytest.raises(ValueError, match="`columns` and `ignore` name columns of a table"):
