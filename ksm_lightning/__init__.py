@@ -7,7 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ksm_lightning.data import ArrayDataModule, CroppedMNISTDataModule, DigitsDataModule, HalfMoonsDataModule
+    from ksm_lightning.data import (
+        ArrayDataModule,
+        CroppedMNISTDataModule,
+        DatasetDataModule,
+        DigitsDataModule,
+        HalfMoonsDataModule,
+    )
     from ksm_lightning.evaluation.kernel_error import KernelNRMSE, kernel_nrmse
     from ksm_lightning.extractor import FeatureExtractor
     from ksm_lightning.kernels import (
@@ -29,21 +35,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveSchedule", "ArcCosineKernel", "ArrayDataModule", "CauchyKernel", "CroppedMNISTDataModule", "DataInit",
-    "DigitsDataModule", "FeatureExtractor", "GaussianKernel", "HalfMoonsDataModule", "KSMClassifier", "KSMNetwork",
-    "KSMRegressor", "KSMTransformer", "Kernel", "KernelNRMSE", "KernelSimilarityMatching", "LaplacianKernel",
-    "Learner", "LinearKernel", "NormalInit", "Phase", "PhaseSchedule", "PolynomialKernel", "PowerCosineKernel",
-    "kernel_nrmse", "make_kernel", "register_kernel", "train",
+    "DatasetDataModule", "DigitsDataModule", "FeatureExtractor", "GaussianKernel", "HalfMoonsDataModule",
+    "KSMClassifier", "KSMNetwork", "KSMRegressor", "KSMTransformer", "Kernel", "KernelNRMSE",
+    "KernelSimilarityMatching", "LaplacianKernel", "Learner", "LinearKernel", "NormalInit", "Phase", "PhaseSchedule",
+    "PolynomialKernel", "PowerCosineKernel", "kernel_nrmse", "make_kernel", "register_kernel", "train",
 ]  # fmt: skip
 # Where names come from that are not in `kernels`.
 _HOMES = {
-    "data": ("ArrayDataModule", "CroppedMNISTDataModule", "DigitsDataModule", "HalfMoonsDataModule"),
+    "data": (
+        "ArrayDataModule", "CroppedMNISTDataModule", "DatasetDataModule", "DigitsDataModule", "HalfMoonsDataModule"
+    ),
     "evaluation.kernel_error": ("KernelNRMSE", "kernel_nrmse"),
     "extractor": ("FeatureExtractor",),
     "learning": ("AdaptiveSchedule", "Learner", "Phase", "PhaseSchedule", "train"),
     "module": ("KernelSimilarityMatching",),
     "network": ("DataInit", "KSMNetwork", "NormalInit"),
     "sklearn": ("KSMClassifier", "KSMRegressor", "KSMTransformer"),
-}
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

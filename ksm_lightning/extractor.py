@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ksm_lightning.files import draft_of
+from ksm_lightning.hub import Pretrained
 from ksm_lightning.kernels import Kernel, kernel_name, make_kernel
 from ksm_lightning.network import KSMNetwork
 from ksm_lightning.network.preprocessing import Frozen, Preprocessing
@@ -28,7 +29,7 @@ FORMAT = 1  # of saved extractors, raised whenever older files would be misread
 _ROUNDING = 3e-6
 
 
-class FeatureExtractor(Frozen):
+class FeatureExtractor(Pretrained, Frozen):
     """Frozen ``nn.Module`` that computes features ``f(x, W) M`` of raw input x, for example in ``nn.Sequential``.
 
     It takes the same raw input as the datamodule of the training, in any floating-point or integer dtype; images keep
@@ -106,10 +107,12 @@ class FeatureExtractor(Frozen):
                 ``num_features`` features.
         """
         content = read_checkpoint(path)
-        return cls.from_network(
+        made = cls.from_network(
             network_of(content), readout, sample=sample, preprocessing=preprocessing_of(content), dtype=dtype,
             num_features=num_features,
         )  # fmt: skip
+        made.remember(content, path)
+        return made
 
     @classmethod
     @torch.no_grad()

@@ -21,8 +21,8 @@ FOLDERS = sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.pa
 
 # A layer imports from itself and from the layers before it.
 LAYERS = [
-    "files", "private_apis", "kernels", "network", "learning", "evaluation", "baselines", "data", "runs", "sklearn",
-    "extractor", "export", "module", "figures", "callbacks", "report", "cli",
+    "extras", "files", "private_apis", "kernels", "network", "learning", "evaluation", "baselines", "data", "runs",
+    "sklearn", "hub", "extractor", "export", "module", "figures", "callbacks", "report", "cli",
 ]  # fmt: skip
 WITHOUT_LIGHTNING = ["kernels", "network", "learning", "evaluation", "baselines", "files"]
 

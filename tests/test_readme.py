@@ -149,6 +149,10 @@ def new_folder(path: Path) -> Path:
     for name in ("configs", "scripts"):
         (path / name).symlink_to(ROOT / name)
     np.save(path / "mine.npy", np.random.RandomState(0).randn(150, 3))
+    rows = [f"{a:.3f},{b:.3f},{'setosa' if a > 0 else 'iris'}" for a, b in np.random.RandomState(0).randn(60, 2)]
+    (path / "flowers").mkdir()
+    for table in ("flowers.csv", "flowers/train.csv", "flowers/test.csv"):
+        (path / table).write_text("\n".join(["length,width,species", *rows]) + "\n")
     return path
 
 
@@ -172,6 +176,8 @@ def needs_mnist(commands: list[str]) -> bool:
 )
 def test_commands_run(name, commands, folders, monkeypatch, capsys):
     monkeypatch.chdir(folders[name])
+    if any("DatasetDataModule" in command for command in commands):
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folders[name] / "cache")
     for command in commands:
         run_command(command)
 

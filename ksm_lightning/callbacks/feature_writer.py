@@ -38,9 +38,9 @@ class FeatureWriter(BasePredictionWriter):
 
     Each process writes its rows to one file that all machines share, so the features may be larger than memory. A
     ``.npz`` file holds the arrays ``features`` (samples, k), ``labels`` (samples,) if the data has labels, and
-    ``extractor``, a JSON text that describes the extractor. A ``.npy`` file holds the features alone; the rest is in
-    ``NAME_labels.npy`` and ``NAME.json``. Labels that are not integers are not written. Files are complete when they
-    appear. Of two runs that write the same file, the second one is refused.
+    ``extractor``, a JSON text that describes the extractor and names the classes, if they have names. A ``.npy`` file
+    holds the features alone; the rest is in ``NAME_labels.npy`` and ``NAME.json``. Labels that are not integers are not
+    written. Files are complete when they appear. Of two runs that write the same file, the second one is refused.
 
     Args:
         path: The ``.npy`` or ``.npz`` file to write, which must not exist.
@@ -60,6 +60,7 @@ class FeatureWriter(BasePredictionWriter):
         self._arrays: dict[_Draft, RowFile] = {}
         self._extractor: FeatureExtractor | None = None
         self._has_labels = False
+        self._classes: dict[str, list[str]] = {}  # names of the labels 0, 1, ...
         self._tag = ""  # of this run's drafts, the same on all ranks
         self._claim = ExitStack()  # on the first rank, from `setup` to the end
 
@@ -124,6 +125,8 @@ class FeatureWriter(BasePredictionWriter):
             raise FileNotFoundError(f"The folder {self.path.parent} must be shared by all processes.")
         self._arrays = {name: RowFile(self._draft(name), self.path) for name in dtypes}
         self._has_labels = False
+        names = None if data is None or data.evaluation_labels("test") is None else data.label_names
+        self._classes = {} if names is None else {"label_names": list(names)}
 
     # ------------------------------------------------------------------ on the way
 
@@ -183,7 +186,7 @@ class FeatureWriter(BasePredictionWriter):
                 f"Only {int(is_written.sum())} of {len(features)} points were predicted, and no features were written: "
                 "remove limit_predict_batches, fast_dev_run, drop_last and samplers that skip points."
             )
-        about = json.dumps({**extractor.description, "samples": len(features)}, indent=2)
+        about = json.dumps({**extractor.description, "samples": len(features), **self._classes}, indent=2)
         if self.path.suffix == ".npz":
             arrays = {"features": features, **({"labels": labels} if self._has_labels else {})}
             with draft_of(self.path, is_new=True) as draft:

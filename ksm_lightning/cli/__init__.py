@@ -26,7 +26,7 @@ def _run(args: Sequence[str] | None) -> None:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from ksm_lightning.cli.own_commands import OWN_COMMANDS, run_own_command
-    from ksm_lightning.cli.parser import UserError, one_line
+    from ksm_lightning.cli.parser import UserError, one_line, without_types
 
     _silence_lightning()
     given = list(sys.argv[1:] if args is None else args)
@@ -38,7 +38,7 @@ def _run(args: Sequence[str] | None) -> None:
     except Exception as error:
         if os.environ.get("KSM_DEBUG"):
             raise
-        sentence = one_line(str(error)) or "no details available"
+        sentence = one_line(without_types(str(error))) or "no details available"
         if not isinstance(error, UserError | ValueError | OSError | FloatingPointError | MisconfigurationException):
             sentence = f"{type(error).__name__}: {sentence[:500]} (set KSM_DEBUG=1 for the traceback)"
         print(f"ksm: error: {sentence}", file=sys.stderr)

@@ -119,6 +119,12 @@ def check_config_file(path: str) -> None:
         raise UserError(f"The configuration {path} must hold named options, such as `model: ...`, got {found}.")
 
 
+def without_types(message: str) -> str:
+    """The complaint of a class about its arguments, without the list of types in which jsonargparse wraps it."""
+    complaint = re.search(r"Subtypes: .*?Errors:\s+- (.*?)\s+- Expected a <class 'NoneType'>", message, re.DOTALL)
+    return message if complaint is None else complaint[1]
+
+
 def one_line(text: str) -> str:
     """A text without line breaks and repeated spaces."""
     return " ".join(text.split())

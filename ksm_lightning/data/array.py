@@ -1,37 +1,53 @@
-"""Your own arrays from a ``.npy``, ``.npz`` or ``.csv`` file."""
+"""Your own points from a file: a NumPy array, a CSV table, or a Parquet, Feather or Arrow table."""
 
-import csv
 import math
-import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from ksm_lightning.data.csv_table import CsvTable
 from ksm_lightning.data.datamodule import Dataset, KSMDataModule
+from ksm_lightning.data.memory import check_memory, fits_memory
+from ksm_lightning.data.table import NO_LABELS, Table, coded_labels
 from ksm_lightning.network.preprocessing import Scaling
 
 MemoryMap = Literal["auto", "always", "never"]
 _MAX_HEADER = 2**16  # bytes; NumPy reads the header of an array before it checks its length
+_CSV, _ARROW = (".csv", ".tsv"), (".parquet", ".feather", ".arrow")
 
 
 class ArrayDataModule(KSMDataModule):
-    """Points from a ``.npy`` (samples, features), a ``.npz`` with such an array, or a ``.csv`` with one row per point.
+    """Points from a ``.npy`` (samples, features), a ``.npz`` with such an array, or a table with one row per point.
 
+    Tables are ``.csv`` or ``.tsv``, and with the extra ``arrow`` also ``.parquet``, ``.feather`` or ``.arrow``, where a
+    column may hold lists of numbers. A column that looks like labels is refused until ``labels`` says what it is.
     Pickled arrays are refused, because loading them can run code.
 
     Args:
         path: File with the training points.
-        test_path: File with the test points, in the same layout.
+        test_path: File with the test points, in the same layout. A table with names may lack the label column.
         key: Name of the array with the points in a ``.npz``; required if it holds several arrays besides the labels.
-        labels: Source of integer labels: the name of an array in the ``.npz``, the name or index of a column of the
-            ``.csv``, or the path of a separate ``.npy`` file (training labels only).
+        labels: Source of the labels, which are whole numbers or texts: the name of an array in the ``.npz``, the name
+            or number of a column of a table, or the path of a separate ``.npy`` file (training labels only). ``none``
+            says that all columns of a table are inputs. Texts are numbered in alphabetical order, see ``label_names``.
+        columns: Names or numbers of the input columns of a table, in this order. Default: all others.
+        ignore: Names or numbers of columns of a table to leave out.
         centre: Whether to subtract the mean of each feature.
         scaling: Divide by nothing (none), by the standard deviation of all entries (global), or of each feature
             (feature).
         memory_map: Whether to leave a ``.npy`` on disk and read only the rows of each batch: always, never, or if it
-            does not fit into the free memory (auto). A ``.npz`` or ``.csv`` must fit; save larger data as ``.npy``.
+            does not fit into the free memory (auto). Other files must fit; save larger data as ``.npy``.
         kwargs: Arguments of :class:`KSMDataModule`.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "flowers.csv"
+        >>> _ = path.write_text("length,width,species\\n5.1,3.5,setosa\\n6.7,3.1,virginica\\n")
+        >>> data = ArrayDataModule(str(path), labels="species")
+        >>> data.train_points.data.shape, data.train_labels.tolist(), data.label_names
+        (torch.Size([2, 2]), [0, 1], ('setosa', 'virginica'))
     """
 
     def __init__(
@@ -39,7 +55,9 @@ class ArrayDataModule(KSMDataModule):
         path: str,
         test_path: str | None = None,
         key: str | None = None,
-        labels: str | None = None,
+        labels: str | int | None = None,
+        columns: str | list[str] | None = None,
+        ignore: str | list[str] | None = None,
         centre: bool = False,
         scaling: Scaling = "none",
         memory_map: MemoryMap = "auto",
@@ -51,42 +69,85 @@ class ArrayDataModule(KSMDataModule):
         self.path = path
         self.test_path = test_path
         self.key = key
-        self.labels = labels
+        self.labels = None if labels is None else str(labels)
+        self.columns = name_list(columns)
+        self.ignore = name_list(ignore)
         self.centre = centre
         self.scaling = scaling
         self.memory_map = memory_map
 
     def load(self) -> tuple[Dataset, Dataset | None]:
-        train = self._read(Path(self.path))
-        return train, self._read(Path(self.test_path), is_test=True) if self.test_path else None
+        train, test = Path(self.path), None if self.test_path is None else Path(self.test_path)
+        if is_table(train):
+            return self._load_tables(train, test)
+        if self.columns or self.ignore:
+            raise ValueError(f"`columns` and `ignore` name columns of a table, and {train} has none: remove them.")
+        x, labels = self._read_arrays(train)
+        data = self._labelled(x, self._separate_labels() if labels is None else labels, train)
+        if test is None:
+            return data, None
+        return data, self._labelled(*self._read_arrays(test), test, is_test=True)
 
-    def _read(self, path: Path, *, is_test: bool = False) -> Dataset:
-        _check_file(path)
-        readers = {".npy": self._read_npy, ".npz": self._read_npz, ".csv": self._read_csv}
+    def _labelled(
+        self, x: np.ndarray, labels: np.ndarray | Sequence[str] | None, path: Path, *, is_test: bool = False
+    ) -> Dataset:
+        """Points with their labels as whole numbers. Those of the test points have the numbers of the training's."""
+        if labels is None:
+            self.label_names = self.label_names if is_test else None
+            return Dataset(x)
+        numbers, names = coded_labels(labels, self.label_names if is_test else None, path, is_test=is_test)
+        if is_test and names is None and self.label_names is not None:
+            raise ValueError(f"The labels of {path} are numbers, but those of the training data are texts.")
+        self.label_names = names
+        return Dataset(x, numbers)
+
+    # ------------------------------------------------------------------ tables
+
+    def _load_tables(self, path: Path, test_path: Path | None) -> tuple[Dataset, Dataset | None]:
+        is_separate = self.labels is not None and self.labels.endswith(".npy")
+        table = open_table(path)
+        chosen = table.select(NO_LABELS if is_separate else self.labels, self.columns, self.ignore or ())
+        x, labels = table.read(chosen)
+        train = self._labelled(x, self._separate_labels() if is_separate else labels, path)
+        if test_path is None:
+            return train, None
+        if not is_table(test_path):
+            raise ValueError(f"{test_path} must be a table with the columns of {path}.")
+        test = open_table(test_path)
+        x, labels = test.read(test.select_like(table, chosen), as_text=self.label_names is not None)
+        return train, self._labelled(x, labels, test_path, is_test=True)
+
+    # ------------------------------------------------------------------ arrays
+
+    def _array_name(self) -> str | None:
+        """The name of the array with the labels; None without labels, or if they have a file of their own."""
+        is_name = self.labels and self.labels != NO_LABELS and not self.labels.endswith(".npy")
+        return self.labels if is_name else None
+
+    def _separate_labels(self) -> np.ndarray | None:
+        """The labels of a ``.npy`` file of their own."""
+        if not self.labels or not self.labels.endswith(".npy"):
+            return None
+        check_file(Path(self.labels))
+        loaded = load_array(Path(self.labels), mmap_mode="r")  # compares the size with that of the file
+        return np.array(loaded) if isinstance(loaded, np.ndarray) else None
+
+    def _read_arrays(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+        check_file(path)
+        readers = {".npy": self._read_npy, ".npz": self._read_npz}
         if path.suffix not in readers:
-            raise ValueError(f"Cannot read {path}: the data must be a .npy, .npz or .csv file.")
-        x, labels = readers[path.suffix](path)
-        if labels is None and self.labels and self.labels.endswith(".npy") and not is_test:
-            _check_file(Path(self.labels))
-            loaded = load_array(Path(self.labels), mmap_mode="r")  # compares the size with that of the file
-            labels = np.array(loaded) if isinstance(loaded, np.ndarray) else None
-        if labels is not None:
-            is_number = labels.dtype.kind in "fiub"
-            if not is_number or not np.isfinite(labels).all() or not (labels == np.round(labels)).all():
-                found = "some are fractions, NaN or infinite" if is_number else f"they are of dtype {labels.dtype}"
-                raise ValueError(f"The labels of {path} must be whole numbers, but {found}.")
-        return Dataset(x, labels)
+            known = ", ".join([*readers, *_CSV, *_ARROW])
+            raise ValueError(f"Cannot read {path}: the data must be a file of one of the types {known}.")
+        return readers[path.suffix](path)
 
     def _read_npy(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-        if self.labels and not self.labels.endswith(".npy"):
+        if self._array_name() is not None:
             raise ValueError(
                 f"`labels` must be the path of a .npy file if the points are a .npy file, got {self.labels!r}."
             )
         x = load_array(path, mmap_mode="r")
         assert isinstance(x, np.ndarray)
-        is_read = self.memory_map == "never" or (
-            self.memory_map == "auto" and _bytes_needed(x.size, x.dtype) <= free_memory()
-        )
+        is_read = self.memory_map == "never" or (self.memory_map == "auto" and fits_memory(x.size, x.dtype))
         return np.array(x) if is_read else x, None
 
     def _read_npz(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
@@ -95,7 +156,7 @@ class ArrayDataModule(KSMDataModule):
             raise ValueError(f"{path} is a single array, not a .npz archive: rename it to .npy.")
         with arrays:
             names = list(arrays.files)
-            labels = self.labels if self.labels and not self.labels.endswith(".npy") else None
+            labels = self._array_name()
             if labels and labels not in names:
                 raise ValueError(f"{path} has no array {labels!r} for labels; it has {', '.join(names)}.")
             others = [name for name in names if name != labels]
@@ -105,18 +166,32 @@ class ArrayDataModule(KSMDataModule):
                 raise ValueError(f"`key` must be the name of the array with the points; {path} has {found}.")
             return _read_member(path, arrays, key), _read_member(path, arrays, labels) if labels else None
 
-    def _read_csv(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-        table, header = read_csv(path)
-        if self.labels is None or self.labels.endswith(".npy"):
-            return table, None
-        columns = header or [str(i) for i in range(table.shape[1])]
-        if self.labels in columns:
-            column = columns.index(self.labels)
-        elif self.labels.isdigit() and int(self.labels) < table.shape[1]:
-            column = int(self.labels)
-        else:
-            raise ValueError(f"{path} has no column {self.labels!r} for labels; it has {', '.join(columns)}.")
-        return np.delete(table, column, axis=1), table[:, column]
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table, by its suffix."""
+    return path.suffix.lower() in _CSV + _ARROW
+
+
+def open_table(path: Path) -> Table:
+    """The table of a file. Raises ModuleNotFoundError if its format needs an extra that is not installed."""
+    check_file(path)
+    if path.suffix.lower() in _CSV:
+        return CsvTable(path)
+    from ksm_lightning.data.arrow_table import ArrowTable  # an extra
+
+    return ArrowTable(path)
+
+
+def name_list(names: str | Sequence[str] | None) -> list[str] | None:
+    """Names of columns as a list; a text is one name, or several with commas between them.
+
+    Example:
+        >>> name_list("a"), name_list(["a", 3]), name_list(None)
+        (['a'], ['a', '3'], None)
+    """
+    if names is None:
+        return None
+    return [names] if isinstance(names, str) else [str(name) for name in names]
 
 
 def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray | np.lib.npyio.NpzFile:
@@ -137,12 +212,7 @@ def _read_member(path: Path, arrays: np.lib.npyio.NpzFile, name: str) -> np.ndar
     if header is None:
         raise ValueError(f"{name!r} in {path} is not an array: write the file with numpy.savez.")
     shape, dtype = header
-    needed, free = _bytes_needed(math.prod(shape), dtype), free_memory()
-    if needed > free:
-        raise ValueError(
-            f"{path} is too large: its array {name!r} of shape {shape} needs {needed:,} bytes of memory, and "
-            f"{free:,.0f} are free; save it as .npy, which is read in parts."
-        )
+    check_memory(shape, dtype, str(path), f"its array {name!r}")
     try:
         array: np.ndarray = arrays[name]
     except Exception as error:
@@ -176,72 +246,15 @@ def _array_header(arrays: np.lib.npyio.NpzFile, name: str) -> tuple[tuple[int, .
     return shape, dtype
 
 
-def _bytes_needed(size: int, dtype: np.dtype[Any]) -> int:
-    """Memory for an array, its float32 copy and the tensor made from it, which exist at the same time."""
-    return size * (dtype.itemsize + 2 * 4)
-
-
 def _damaged(path: Path, error: Exception) -> str:
     if "pickle" in str(error) or "Python objects" in str(error):
         return f"{path} is refused: it holds pickled objects, which could run code; save a plain numeric array."
     return f"{path} is damaged or not a NumPy file: {error}."
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
+    """Raise an error about a data file that does not exist or is empty."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no data file {path}.")
     if path.stat().st_size == 0:
         raise ValueError(f"The data file {path} is empty.")
-
-
-def read_csv(path: Path) -> tuple[np.ndarray, list[str] | None]:
-    """Values of a CSV file (rows, columns), and its header or None.
-
-    The first line is a header if none of its fields is a number. Columns are separated by tab, semicolon or comma,
-    the first of these that the first line contains. Empty lines are skipped.
-    """
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        first = next((line for line in file if line.strip()), "")
-        file.seek(0)
-        delimiter = next((mark for mark in "\t;," if mark in first), ",")
-        reader = csv.reader(file, delimiter=delimiter)
-        header: list[str] | None = None
-        rows: list[np.ndarray] = []
-        width = 0
-        for fields in reader:
-            if not any(field.strip() for field in fields):
-                continue
-            if width == 0:
-                width = len(fields)
-                if not any(map(_is_number, fields)):
-                    header = [field.strip() for field in fields]
-                    continue
-            if len(fields) != width:
-                raise ValueError(
-                    f"{path}, line {reader.line_num}: the row has {len(fields)} fields, but the first line has {width}."
-                )
-            try:
-                rows.append(np.array([float(field) for field in fields]))
-            except ValueError:
-                text = next(field for field in fields if not _is_number(field))
-                raise ValueError(f"{path}, line {reader.line_num}: {text!r} is not a number.") from None
-    return np.stack(rows) if rows else np.empty((0, width)), header
-
-
-def _is_number(field: str) -> bool:
-    try:
-        float(field)
-    except ValueError:
-        return False
-    return True
-
-
-def free_memory() -> float:
-    """Bytes of memory available without swapping; infinite if the system does not report it."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * float(line.split()[1])
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError, AttributeError):
-        return float("inf")

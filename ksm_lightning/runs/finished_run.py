@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import jsonargparse
 
-from ksm_lightning.data import CroppedMNISTDataModule, KSMDataModule
+from ksm_lightning.data import CroppedMNISTDataModule, DatasetDataModule, KSMDataModule
 from ksm_lightning.runs.checkpoint import preprocessing_of, read_checkpoint
 from ksm_lightning.runs.yaml_config import read_config
 
@@ -97,8 +97,8 @@ class FinishedRun:
         """
         if data is None:
             data = self._make_data()
-            if isinstance(data, CroppedMNISTDataModule):
-                data.download = False  # a run folder does not choose where files are written
+            if isinstance(data, CroppedMNISTDataModule | DatasetDataModule):
+                data.download = False  # a run folder does not choose what is downloaded, and where files are written
         preprocessing = preprocessing_of(self.checkpoint, f"The checkpoint {self.checkpoint_path}")
         if preprocessing is not None:
             data.use(preprocessing)
@@ -120,6 +120,10 @@ class FinishedRun:
             if not _is_own(made):
                 # As they are: jsonargparse would import what an argument names.
                 return made(**arguments, **section.get("dict_kwargs", {}))
+            if _names_class(arguments):
+                raise ValueError(
+                    "an argument of its data names a class, and nothing that a run folder names is imported."
+                )
             parser = jsonargparse.ArgumentParser(exit_on_error=False)
             parser.add_class_arguments(made, "data", fail_untyped=False)
             return made(**parser.parse_object({"data": arguments}).data.as_dict())
@@ -159,6 +163,13 @@ def imported_datamodule(class_path: str) -> type[KSMDataModule] | None:
         if each.__name__ == name and (is_of_package or module == each.__module__ or exported is each):
             return each
     return None
+
+
+def _names_class(value: Any) -> bool:
+    """Whether jsonargparse would import a class for a value of the type Any."""
+    if isinstance(value, dict):
+        return "class_path" in value or any(map(_names_class, value.values()))
+    return isinstance(value, list) and any(map(_names_class, value))
 
 
 def _subclasses(base: type[KSMDataModule]) -> Iterator[type[KSMDataModule]]:

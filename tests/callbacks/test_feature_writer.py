@@ -62,7 +62,7 @@ def test_features_are_written_in_order_with_labels_and_their_extractor(module, t
     assert np.load(path.with_name("f_labels.npy")).tolist() == data.test_labels.tolist()
     about = json.loads((path.parent / "f.json").read_text())
     identity = about.pop("identity")
-    assert about == {**extractor.metadata, "samples": 200}
+    assert about == {**extractor.metadata, "samples": 200, "label_names": ["upper", "lower"]}
     if readout != "least_squares":
         assert identity == extractor.identity
     assert f"Features of 200 points in 6 dimensions: {path} (extractor {identity})" in capsys.readouterr().out

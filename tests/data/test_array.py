@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from ksm_lightning.data import ArrayDataModule, array
+from ksm_lightning.data import ArrayDataModule, memory
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_memory_mapped_file_gives_the_same_batches_as_data_in_memory(tmp_path,
 
 def test_a_file_larger_than_the_free_memory_is_mapped(tmp_path, table, monkeypatch):
     np.save(tmp_path / "x.npy", table)
-    monkeypatch.setattr("ksm_lightning.data.array.free_memory", lambda: 1000.0)
+    monkeypatch.setattr("ksm_lightning.data.memory.free_memory", lambda: 1000.0)
     assert isinstance(ArrayDataModule(str(tmp_path / "x.npy")).train_points.data, np.memmap)
 
 
@@ -121,7 +121,7 @@ def bad_files(folder, table):
         r"`key` must be the name .*none.npz has no arrays": str(folder / "none.npz"),
         "is empty": write("empty.csv", b""),
         "There is no data file": str(folder / "missing.npy"),
-        "must be a .npy, .npz or .csv": write("x.txt", b"1,2"),
+        "must be a file of one of the types .npy, .npz, .csv, .tsv, .parquet": write("x.txt", b"1,2"),
         "line 3: 'x' is not a number": write("text.csv", b"a,b\n1,2\n3,x\n"),
         "line 2: the row has 1 fields, but the first line has 2": write("ragged.csv", b"1,2\n3\n"),
         "is empty: its shape is \\(0, 2\\)": write("header.csv", b"a,b\n"),
@@ -177,7 +177,7 @@ def test_an_archive_that_expands_to_more_than_the_memory_is_refused_before_it_is
     """32 MB of zeros in 33 KB."""
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", start + bytes(2**25))
-    monkeypatch.setattr(array, "free_memory", lambda: 9_999_999.0)
+    monkeypatch.setattr(memory, "free_memory", lambda: 9_999_999.0)
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=message):
@@ -216,7 +216,7 @@ def test_labels_that_claim_more_than_their_file_holds_are_refused(tmp_path, tabl
     ("labels", "message"),
     [
         ("colour", "has no column 'colour' for labels; it has a, b"),
-        ("b", "must be whole numbers, but some are fractions"),
+        ("b", "must be whole numbers or texts, but some are fractions"),
         ("7", "no column"),
         ("missing.npy", "There is no data file missing.npy"),
     ],
@@ -238,11 +238,11 @@ def test_a_label_column_is_given_by_name_or_index(tmp_path, labels):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (np.array(["a"] * 30), "must be whole numbers, but they are of dtype <U1"),
-        (np.full(30, np.nan), "must be whole numbers, but some are fractions, NaN or infinite"),
+        (np.full(30, 1j), "must be whole numbers or texts, but they are of dtype complex128"),
+        (np.full(30, np.nan), "must be whole numbers or texts, but some are fractions, NaN or infinite"),
         (np.arange(4), "30 points but labels of shape"),
     ],
-    ids=["text", "nan", "length"],
+    ids=["complex", "nan", "length"],
 )
 def test_bad_label_files_are_refused(tmp_path, table, labels, message):
     np.save(tmp_path / "x.npy", table)
