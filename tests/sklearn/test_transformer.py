@@ -1,13 +1,9 @@
 """KSMTransformer in scikit-learn: estimator checks, pipelines, and learning from a stream one sample at a time."""
 
 import copy
-import json
 import logging
-import os
 import pickle
 import re
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -24,8 +20,8 @@ from sklearn.pipeline import make_pipeline
 from torch.testing import assert_close
 
 from helpers import references
+from helpers.estimator_checks import check_all
 from helpers.kernels import Quadratic
-from helpers.processes import PATIENCE
 from ksm_lightning.kernels import CauchyKernel, GaussianKernel, LaplacianKernel, register_kernel, registry
 from ksm_lightning.learning import AdaptiveSchedule, TightSchedule, tight_updates, train, training
 from ksm_lightning.network.readout import READOUTS, LandmarkFeatures
@@ -62,48 +58,19 @@ def error(transformer, x) -> float:
 # ---------------------------------------------------------------------- scikit-learn's own checks
 
 
-CHECKS = """
-import json, sys, warnings
-from sklearn.utils.estimator_checks import check_estimator
-from ksm_lightning.sklearn import KSMTransformer
-outcomes = {}
-for options in sys.argv[1:]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some checks trigger the warning about a narrow kernel
-        results = check_estimator(KSMTransformer(**json.loads(options)), on_skip=None, on_fail=None)
-    outcomes[options] = [(found["check_name"], found["status"], str(found["exception"])) for found in results]
-print(json.dumps(outcomes))
-"""
-
-
-def check_all(*options) -> None:
-    """Run every check in a separate process, with the array API enabled: one check is skipped without it."""
-    environment = {**os.environ, "SCIPY_ARRAY_API": "1", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", CHECKS, *map(json.dumps, options)],
-        env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-2000:]
-    found = json.loads(result.stdout)
-    assert len(found) == len(options)
-    for outcomes in found.values():
-        assert [outcome for outcome in outcomes if outcome[1] != "passed"] == []
-        assert len(outcomes) > 40
-        assert {"check_transformer_preserve_dtypes", "check_readonly_memmap_input"} <= {name for name, *_ in outcomes}
-
-
 def test_every_check_of_scikit_learn_passes_and_none_is_skipped():
-    check_all(*({"n_components": 4, "updates": 3, "readout": readout} for readout in READOUTS))
+    check_all(*(("KSMTransformer", {"n_components": 4, "updates": 3, "readout": readout}) for readout in READOUTS))
 
 
 @pytest.mark.slow
 def test_every_check_passes_for_other_kernels():
-    check_all(*({"n_components": 8, "updates": 20, "kernel": kernel} for kernel in ("linear", "cauchy", "arc_cosine")))
+    options = {"n_components": 8, "updates": 20}
+    check_all(*(("KSMTransformer", options | {"kernel": kernel}) for kernel in ("linear", "cauchy", "arc_cosine")))
 
 
 @pytest.mark.slow
 def test_every_check_passes_with_default_parameters():
-    check_all({})
+    check_all(("KSMTransformer", {}))
 
 
 # ---------------------------------------------------------------------- learned features
