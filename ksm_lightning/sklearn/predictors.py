@@ -26,6 +26,7 @@ from ksm_lightning.sklearn.held_out import (
     choose_width,
     held_out_losses,
     held_out_parts,
+    samples_of_a_choice,
     total_variance,
 )
 from ksm_lightning.sklearn.transformer import KSMTransformer
@@ -118,13 +119,14 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         del params["penalty"]
         transformer = KSMTransformer(**params)
         choice = transformer._check(samples.x.shape[1])
-        some = Samples(samples.x, torch.arange(len(samples.x)), samples.weights).some(self.n_components)
-        held_out = held_out_parts(len(some.x), None if labels is None else labels[some.y])
-        has_enough = len(some.x) >= _ENOUGH
+        chosen = samples_of_a_choice(len(samples.x), self.n_components)
+        some = samples.take(chosen)
+        held_out = held_out_parts(len(chosen), None if labels is None else labels[chosen])
+        has_enough = len(chosen) >= _ENOUGH
         if choice.chooses_width and has_enough:
             middle = auto_width(samples.x)
             widths = [float(f"{factor * middle:.4g}") for factor in _WIDTHS]
-            judged = some._replace(y=targets[some.y])
+            judged = some._replace(y=targets[chosen])
             transformer.sigma = choose_width(choice.with_width, widths, judged, held_out, self.n_components)
         is_weighted = bool((samples.weights != samples.weights[0]).any()) and has_fit_parameter(
             transformer, "sample_weight"
@@ -139,11 +141,10 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         self.penalty_ = float(self.penalty) if self.penalty != AUTO else _PENALTY_OF_FEW * unit
         if self.penalty == AUTO and has_enough:
             candidates = [unit * penalty for penalty in penalties]
-            y = samples.y[some.y]
             losses = held_out_losses(
-                z[some.y], some.weights, held_out,
-                lambda parts, weights: self._fit_maps(parts, y, candidates, weights, is_final=False),
-                lambda outputs: self._losses(outputs, y),
+                z[chosen], some.weights, held_out,
+                lambda parts, weights: self._fit_maps(parts, some.y, candidates, weights, is_final=False),
+                lambda outputs: self._losses(outputs, some.y),
             )  # fmt: skip
             self.penalty_ = candidates[int(losses.argmin())]
         maps = self._fit_maps(z[None], samples.y, [self.penalty_], samples.weights[None], is_final=True)
