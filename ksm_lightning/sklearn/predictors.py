@@ -128,13 +128,16 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
             widths = [float(f"{factor * middle:.4g}") for factor in _WIDTHS]
             judged = some._replace(y=targets[chosen])
             transformer.sigma = choose_width(choice.with_width, widths, judged, held_out, self.n_components)
+            transformer.kernel_params = {
+                name: value for name, value in (self.kernel_params or {}).items() if name != "sigma"
+            }
         is_weighted = bool((samples.weights != samples.weights[0]).any()) and has_fit_parameter(
             transformer, "sample_weight"
         )
         rows = samples.x.numpy()
         with warnings.catch_warnings():
             if transformer.sigma != self.sigma:  # held-out samples say that it is right
-                warnings.filterwarnings("ignore", message=".*its width is too small for this data")
+                warnings.filterwarnings("ignore", message=".* (is too narrow|is too wide|width is too small)")
             transformer.fit(rows, **({"sample_weight": samples.weights.numpy()} if is_weighted else {}))
         z = torch.from_numpy(transformer.transform(rows))
         unit = total_variance(z, samples.weights) * float(samples.weights.mean())
@@ -153,7 +156,7 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
 
     def _outputs(self, X: ArrayLike) -> np.ndarray:
         """Outputs ``y coef^T + intercept`` of samples (samples, m)."""
-        check_is_fitted(self)
+        check_is_fitted(self, "transformer_")
         x = validate_data(self, X, dtype=DTYPES, reset=False)
         outputs: np.ndarray = self.transformer_.transform(x) @ self.coef_.T + self.intercept_
         return outputs
@@ -176,8 +179,9 @@ class KSMClassifier(ClassifierMixin, _KernelPredictor):  # type: ignore[misc]
 
     Args:
         n_components, kernel, sigma, degree, order, gamma, coef0, kernel_params, n_landmarks, bound, readout, updates,
-            batch_size, random_state, verbose: Parameters of :class:`KSMTransformer`. ``sigma="auto"`` is
-            chosen as above.
+            batch_size, random_state, verbose: Parameters of :class:`KSMTransformer`; ``sigma="auto"`` is chosen as
+            above. The ``alpha`` of the power-cosine kernel is given in ``kernel_params``: in scikit-learn it is the
+            penalty.
         penalty: Penalty of the weights, positive. Default: ``auto``.
 
     Attributes:
@@ -264,8 +268,7 @@ class KSMRegressor(RegressorMixin, _KernelPredictor):  # type: ignore[misc]
 
     Args:
         n_components, kernel, sigma, degree, order, gamma, coef0, kernel_params, n_landmarks, bound, readout, updates,
-            batch_size, random_state, verbose: Parameters of :class:`KSMTransformer`. ``sigma="auto"`` is
-            chosen on held-out samples.
+            batch_size, random_state, verbose: Parameters of :class:`KSMTransformer`, as in :class:`KSMClassifier`.
         penalty: Penalty of the weights, positive. Default: ``auto``.
 
     Attributes:

@@ -201,7 +201,8 @@ def test_a_given_width_is_used_as_it_is():
     x, y = moons(18)  # as many as landmarks: nothing is trained
     assert classifier(sigma=0.37).fit(x, y).transformer_.kernel_.sigma == 0.37
     assert classifier(kernel="rbf", gamma=2.0).fit(x, y).transformer_.kernel_.sigma == 0.5
-    assert classifier(kernel="laplacian").fit(x, y).transformer_.kernel_.sigma > 0
+    laplacian = [classifier(kernel="laplacian", kernel_params=given).fit(x, y) for given in (None, {"sigma": "auto"})]
+    assert laplacian[0].transformer_.kernel_.sigma == laplacian[1].transformer_.kernel_.sigma != 1
     model = classifier(kernel="power_cosine", kernel_params={"alpha": 3}).fit(x, y)
     assert model.transformer_.kernel_.alpha == 3
 
