@@ -137,7 +137,7 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         rows = samples.x.numpy()
         with warnings.catch_warnings():
             if transformer.sigma != self.sigma:  # held-out samples say that it is right
-                warnings.filterwarnings("ignore", message=".* (is too narrow|is too wide|width is too small)")
+                warnings.filterwarnings("ignore", message=".* is too (narrow|wide)")
             transformer.fit(rows, **({"sample_weight": samples.weights.numpy()} if is_weighted else {}))
         z = torch.from_numpy(transformer.transform(rows))
         unit = total_variance(z, samples.weights) * float(samples.weights.mean())

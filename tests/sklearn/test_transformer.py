@@ -22,7 +22,14 @@ from torch.testing import assert_close
 from helpers import references
 from helpers.estimator_checks import check_all
 from helpers.kernels import Quadratic
-from ksm_lightning.kernels import CauchyKernel, GaussianKernel, LaplacianKernel, register_kernel, registry
+from ksm_lightning.kernels import (
+    CauchyKernel,
+    GaussianKernel,
+    LaplacianKernel,
+    auto_width,
+    register_kernel,
+    registry,
+)
 from ksm_lightning.learning import AdaptiveSchedule, TightSchedule, tight_updates, train, training
 from ksm_lightning.network.readout import READOUTS, LandmarkFeatures
 from ksm_lightning.sklearn import KSMTransformer
@@ -113,7 +120,7 @@ def test_the_default_number_of_updates_depends_on_the_bound_and_the_components()
             KSMTransformer(components, kernel_params=SIGMA, bound="paper", random_state=0).fit(x)
     assert lengths == [2000, 2000, 2500]
     defaults = [tight(n, updates=None, batch_size=8).fit(x).n_updates_ for n in (2, 128, 200)]
-    assert defaults == [200, 20000 // 192, 20000 // 300]
+    assert defaults == [200, 20000 // 140, 20000 // 212]
     assert tight_updates(1024) == 25
 
 
@@ -395,18 +402,25 @@ def test_only_verbose_prints(capsys, caplog):
     assert re.search(r"KSMTransformer: 100%.*40/40", err)
 
 
-def test_a_narrow_kernel_gives_a_warning():
+@pytest.mark.parametrize(("width", "message"), [
+    (0.001, "GaussianKernel(sigma=0.001) is too narrow for 8 features"),
+    (0.03, "GaussianKernel(sigma=0.03) is too narrow for 8 features"),
+    (30.0, "GaussianKernel(sigma=30.0) is too wide: two different points have a mean similarity of 0.999"),
+])  # fmt: skip
+def test_a_kernel_that_is_too_narrow_or_too_wide_gives_a_warning(width, message):
     x, _ = two_moons(200)
-    with pytest.warns(
-        UserWarning, match=r"GaussianKernel\(sigma=0.001\) is almost 0 between different samples"
-    ) as caught:
-        small(kernel_params={"sigma": 0.001}).fit(x)
-    assert "about the distance between neighbours" in str(caught[0].message)
+    with pytest.warns(UserWarning, match=re.escape(message)) as caught:
+        small(sigma=width, kernel_params=None).fit(x)
+    assert f"Try sigma={auto_width(torch.tensor(x)):g}, which sigma='auto' chooses" in str(caught[0].message)
     assert caught[0].filename == __file__
+
+
+def test_a_suitable_kernel_gives_no_warning():
+    x, _ = two_moons(200)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for width in (0.03, 0.3, 30.0):
-            small(kernel_params={"sigma": width}, updates=5).fit(x)
+        for width in (0.15, 0.3, 3.0, "auto"):
+            small(sigma=width, kernel_params=None, updates=5).fit(x)
         small(kernel_params={"sigma": 0.001}, updates=5).fit(np.repeat(x[:1], 20, 0))  # equal samples
         small(kernel_params={"sigma": 0.001}, updates=5).fit(x[:1])  # a single sample
 
