@@ -42,6 +42,7 @@ FIGURES = [path.stem for path in sorted(REPRODUCE.glob("*.py")) if "SCRIPT = " i
     [
         "probe_table.py",
         "benchmark/board.py",
+        "benchmark/defaults.py",
         "benchmark/evaluation.py",
         "benchmark/features.py",
         "benchmark/race.py",
@@ -241,6 +242,21 @@ def test_cells_of_a_benchmark_are_stored_and_continued(tmp_path, capsys):
     assert "updates: 100%" in printed
     assert "1/1" in printed, "the stored cell was computed again"
     assert cells.read_text().splitlines()[0] == first[0]
+
+
+def test_the_board_of_defaults_is_stored_and_continued(tmp_path, capsys):
+    arguments = ["--quick", "--folder", str(tmp_path)]
+    assert run("benchmark/defaults.py", *arguments) == 0
+    text, cells = (tmp_path / "DEFAULTS.md").read_text(), tmp_path / "cells.jsonl"
+    assert "| iris | 1 |" in text
+    assert "nan" not in text
+    first = cells.read_text().splitlines()
+    assert len(first) == 3
+    cells.write_text("\n".join(first[:2]) + "\n")
+    capsys.readouterr()
+    assert run("benchmark/defaults.py", *arguments) == 0
+    assert "1/1" in capsys.readouterr().err, "the stored cells were computed again"
+    assert cells.read_text().splitlines()[:2] == first[:2]
 
 
 @pytest.mark.parametrize("script", ["setup", "demo", "test", "reproduce/all", "../.ci/run"])

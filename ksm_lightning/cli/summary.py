@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import lightning as L
+import torch
 
 from ksm_lightning.callbacks import KernelErrorEvaluation
+from ksm_lightning.data.datamodule import datamodule_of
+from ksm_lightning.evaluation.plausibility import width_advice
+from ksm_lightning.kernels.width import WIDTH_POINTS
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.runs import metric_names
 from ksm_lightning.runs.cut_short import cut_short
@@ -26,6 +30,10 @@ def _scores(trainer: L.Trainer, model: KernelSimilarityMatching) -> list[str]:
     done, metrics = trainer.global_step, trainer.callback_metrics
     lines = [f"Trained for {done:,} updates, {model.run_state.updates_per_second:,.0f} per second."]
     lines.append(f"Kernel:             {model.network.kernel}")
+    data = datamodule_of(trainer)
+    if data is not None:
+        x = data.random_points(WIDTH_POINTS, torch.Generator().manual_seed(0))
+        lines += filter(None, [width_advice(model.network.kernel, x, model.network.num_neurons)])
     if model.run_state.batch_choice:
         lines.append(model.run_state.batch_choice)
     if missing := cut_short(model.schedule, done, model.hparams["consolidate"]):

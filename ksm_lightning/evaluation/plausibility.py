@@ -1,36 +1,81 @@
-"""Warnings about features that are worse than they could easily be."""
+"""Warnings about kernels that are too narrow or too wide, and features that are worse than random landmarks."""
 
+import math
 import warnings
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, random_subset
+from ksm_lightning.kernels.width import typical_width
 from ksm_lightning.network.landmark_error import LandmarkError
 from ksm_lightning.network.readout import LandmarkFeatures
 
 # Number of points that are looked at.
 _POINTS = 500
-# Warn if the mean similarity of different samples is below this fraction of the self-similarity. On half moons it is
-# 0.1 for the best width and 0.002 for a width that is ten times too small.
-_TOO_NARROW = 3e-4
+# For a flat spectrum of r directions, the best n features have an error of sqrt(1 - n / r): 0.95 at r = 10 n.
+_SPREAD = 10.0
+# At a mean similarity of 0.99, a constant feature has an error of sqrt(1 - 0.99^2) = 0.14, as small as that of the
+# network on half moons: the kernel hardly distinguishes points.
+_ALIKE = 0.99
 # Warn if an error exceeds this multiple of that of uniform landmarks. Below the other number it does not matter.
 _WORSE, _SMALL = 1.7, 2e-2
 
 
-def warn_if_too_narrow(kernel: Kernel, x: Tensor) -> None:
-    """Warn if a radial kernel is almost 0 between different samples (samples, m)."""
-    x = x[random_subset(len(x), _POINTS)]
-    if len(x) < 2 or not kernel.is_radial:
-        return
-    F = kernel(x, x)
-    others = (F.abs().sum() - F.diagonal().abs().sum()) / (len(x) - 1)
-    if others < _TOO_NARROW * F.diagonal().abs().sum():
-        warnings.warn(
-            f"{kernel} is almost 0 between different samples: its width is too small for this data. Set "
-            "`kernel_params={'sigma': ...}` to about the distance between neighbours, or scale the data.",
-            stacklevel=3,
+class Similarity(NamedTuple):
+    """Similarity of two different points, normalised so that ``f(x, x)`` is 1."""
+
+    mean: float
+    mean_square: float
+    distance: float  # median distance between two points
+
+
+@torch.no_grad()
+def compare_points(kernel: Kernel, x: Tensor) -> Similarity:
+    """Measure the kernel on all pairs of different points of ``x`` (samples, m), at least two points."""
+    x = x.double()
+    length = kernel.diag(x).clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+    above = torch.triu_indices(len(x), len(x), offset=1, device=x.device)
+    pairs = (kernel(x, x) / length / length[:, None])[above[0], above[1]]
+    return Similarity(float(pairs.mean()), float(pairs.square().mean()), float(torch.nn.functional.pdist(x).median()))
+
+
+def width_problem(similarity: Similarity, count: int) -> Literal["narrow", "wide"] | None:
+    """Whether a kernel is too narrow or too wide to be approximated by this number of features."""
+    if not similarity.distance > 0:
+        return None  # all points are equal, so no width is better than another
+    if similarity.mean_square * _SPREAD * count < 1:
+        return "narrow"
+    return "wide" if similarity.mean > _ALIKE else None
+
+
+def width_advice(kernel: Kernel, x: Tensor, count: int) -> str | None:
+    """A sentence if a kernel with a width is too narrow or too wide for ``count`` features of data x (samples, m).
+
+    Example:
+        >>> from ksm_lightning.kernels import GaussianKernel
+        >>> width_advice(GaussianKernel(1.0), torch.arange(9.0)[:, None], 4) is None
+        True
+        >>> print(width_advice(GaussianKernel(1e-3), torch.arange(9.0)[:, None], 4))
+        GaussianKernel(sigma=0.001) is too narrow for 4 features: two different points have a root-mean-square \
+similarity of 0. Try sigma=2.1, which sigma='auto' chooses.
+    """
+    is_few = len(x) <= count  # each of them can have a feature of its own
+    x = x[random_subset(len(x), _POINTS).to(x.device)]
+    if len(x) < 2 or "sigma" not in kernel.params():
+        return None
+    similarity = compare_points(kernel, x)
+    problem, width = width_problem(similarity, count), typical_width(x)
+    if problem is None or width is None or (problem == "narrow" and is_few):
+        return None
+    measured = f"too wide: two different points have a mean similarity of {similarity.mean:.4g}, and equal points 1"
+    if problem == "narrow":
+        measured = (
+            f"too narrow for {count} features: two different points have a root-mean-square similarity of "
+            f"{math.sqrt(similarity.mean_square):.2g}"
         )
+    return f"{kernel} is {measured}. Try sigma={width:g}, which sigma='auto' chooses."
 
 
 @torch.no_grad()

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ksm_lightning.report.health import SILENT, Health, Similarity
+from ksm_lightning.evaluation.plausibility import Similarity, width_problem
+from ksm_lightning.report.health import SILENT, Health
 
 Severity = Literal["error", "warning", "advice"]
 
@@ -23,11 +24,6 @@ _EXACT = 1e-5
 # errors and by the fraction _FALL. On half moons, 8,000 updates end 0.6 % below 100 updates, with a kernel error of
 # 0.175 instead of 0.182, so a decrease below 1 % is not worth another run.
 _STRETCH, _CERTAIN, _FALL = 8, 3.0, 0.01
-# For a flat spectrum of r directions, the best n features have an error of sqrt(1 - n / r): 0.95 at r = 10 n.
-_SPREAD = 10.0
-# At a mean similarity of 0.99, a constant feature has an error of sqrt(1 - 0.99^2) = 0.14, as small as that of the
-# network on half moons: the kernel hardly distinguishes points.
-_ALIKE = 0.99
 
 
 class Finding(NamedTuple):
@@ -202,9 +198,8 @@ def _about_kernel(evidence: Evidence) -> Iterator[Finding]:
     rank = 1 / similarity.mean_square if similarity.mean_square > 0 else math.inf
     has_width = evidence.sigma is not None
     width = f"--model.kernel_params.sigma={similarity.distance:.2g}, the median distance between two points"
-    if not similarity.distance > 0:
-        return  # all points are equal, so no width is better than another
-    if rank > _SPREAD * n:
+    problem = width_problem(similarity, n)
+    if problem == "narrow":
         slower = "Use more neurons, or a kernel that decays more slowly, such as one with a smaller degree or alpha."
         directions = f"about {rank:,.0f}" if rank < 1e6 else "more than a million"
         yield Finding(
@@ -214,7 +209,7 @@ def _about_kernel(evidence: Evidence) -> Iterator[Finding]:
             f"corresponds to {directions} independent directions for {n} neurons.",
             f"The kernel is too narrow: try {width}." if has_width else slower,
         )
-    elif similarity.mean > _ALIKE:
+    elif problem == "wide":
         faster = "Subtract the data's mean (--data.centre=true of ArrayDataModule), or use a kernel that decays faster."
         yield Finding(
             "warning",

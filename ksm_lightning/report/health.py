@@ -5,7 +5,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels import Kernel
 from ksm_lightning.learning.relocation import find_moves
 from ksm_lightning.network.ksm_network import KSMNetwork
 
@@ -49,21 +48,3 @@ def examine(network: KSMNetwork, x: Tensor, y: Tensor) -> Health:
         largest=float(eigenvalues[-1]),
         precision=torch.finfo(network.W.dtype).eps,
     )
-
-
-class Similarity(NamedTuple):
-    """Similarity of two different points, normalised so that ``f(x, x)`` is 1."""
-
-    mean: float
-    mean_square: float
-    distance: float  # median distance between two points
-
-
-@torch.no_grad()
-def compare_points(kernel: Kernel, x: Tensor) -> Similarity:
-    """Measure the kernel on all pairs of different points of ``x`` (samples, m), at least two points."""
-    x = x.double()
-    length = kernel.diag(x).clamp(min=torch.finfo(torch.float64).tiny).sqrt()
-    above = torch.triu_indices(len(x), len(x), offset=1, device=x.device)
-    pairs = (kernel(x, x) / length / length[:, None])[above[0], above[1]]
-    return Similarity(float(pairs.mean()), float(pairs.square().mean()), float(torch.nn.functional.pdist(x).median()))

@@ -14,6 +14,7 @@ from ksm_lightning.baselines.methods import METHODS, READOUT_METHODS, NetworkOpt
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.evaluation.linear_probe import Probe, linear_probe
+from ksm_lightning.evaluation.plausibility import compare_points
 from ksm_lightning.evaluation.portrait import portrait_arrays
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.kernels.pairs import random_subset
@@ -22,7 +23,7 @@ from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.functional import linearised_responses
 from ksm_lightning.network.readout import READOUTS, Encoder, make_encoder
 from ksm_lightning.report.diagnosis import Errors, Evidence, Finding, diagnose
-from ksm_lightning.report.health import Health, compare_points, examine
+from ksm_lightning.report.health import Health, examine
 from ksm_lightning.report.pictures import PAIRED, Picture, draw_curves, draw_network, draw_ranking
 from ksm_lightning.runs import metric_names
 from ksm_lightning.runs.finished_run import FinishedRun, Series

@@ -1,7 +1,9 @@
 """The features of an estimator, computed when they are needed."""
 
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,13 +11,18 @@ from ksm_lightning.evaluation.plausibility import warn_if_worse_than_uniform
 from ksm_lightning.learning import Stream
 from ksm_lightning.network import KSMNetwork
 from ksm_lightning.network.readout import LandmarkFeatures, Readout
+from ksm_lightning.sklearn.block_encoder import BlockEncoder, is_precise
+
+# Number of samples that show whether float32 is precise enough.
+_TRIED = 256
 
 
 class LazyEncoder:
-    """Float64 features of a network, or of the current network of a stream, computed on first use.
+    """Features of a network, or of the current network of a stream, computed on first use.
 
     Learning from a stream without transforming between samples then computes no readout matrices. A network of fewer
-    neurons than ``count`` has features of 0 for the others.
+    neurons than ``count`` has features of 0 for the others. Features are computed in float64, those of float32 samples
+    in float32 if that is precise enough.
     """
 
     def __init__(
@@ -40,3 +47,18 @@ class LazyEncoder:
         if self.network.bound == "paper":
             warn_if_worse_than_uniform(features, self.stream.reservoir.rows)
         return features
+
+    @cached_property
+    def _wide(self) -> BlockEncoder:
+        return BlockEncoder(self.features, np.dtype(np.float64))
+
+    @cached_property
+    def _narrow(self) -> BlockEncoder | None:
+        is_enough = is_precise(self.features, self.stream.reservoir.rows[:_TRIED])
+        return BlockEncoder(self.features, np.dtype(np.float32)) if is_enough else None
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Features (samples, k) of an array or CSR matrix (samples, m), in its dtype."""
+        encoder = (self._narrow or self._wide) if X.dtype == np.float32 else self._wide
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the range
+            return encoder(X).astype(X.dtype, copy=False)

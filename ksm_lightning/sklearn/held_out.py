@@ -15,8 +15,8 @@ FEW = 2000
 """Below this number of samples, choices are made by cross-validation, otherwise on one held-out part."""
 _FOLDS, _PARTS = 5, 4
 _ROWS = 4096
-# Samples that a choice looks at: this number, or this multiple of the number of features if that is larger.
-_SAMPLES, _SAMPLES_PER_FEATURE = 5000, 20
+# Samples that a choice looks at: this multiple of the number of features, within these limits.
+_SAMPLES_PER_FEATURE, _LEAST_SAMPLES, _MOST_SAMPLES = 20, 5000, 20_000
 # Landmarks of the Nystroem features that rank the widths.
 _MOST_LANDMARKS = 512
 # Penalties of the rank of widths, as multiples of the variance of the features over the number of samples.
@@ -30,9 +30,8 @@ class Samples(NamedTuple):
     y: Tensor  # class numbers (samples,), or targets (samples, outputs)
     weights: Tensor  # (samples,), float64, positive
 
-    def some(self, features: int) -> "Samples":
-        """Random ones, as many as a choice for this number of features needs."""
-        chosen = random_subset(len(self.x), max(_SAMPLES, _SAMPLES_PER_FEATURE * features)).to(self.x.device)
+    def take(self, chosen: Tensor) -> "Samples":
+        """The samples with these numbers."""
         return Samples(self.x[chosen], self.y[chosen], self.weights[chosen])
 
 
@@ -66,24 +65,28 @@ def canonical_samples(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Samp
         y: Class numbers (samples,), or targets (samples, outputs).
         weights: Weights (samples,), not negative.
     """
-    kept = weights > 0
-    if not kept.all():
-        x, y, weights = x[kept], y[kept], weights[kept]
     direction = np.random.RandomState(0).standard_normal(x.shape[1])
     # Products and sums of each row alone: in a matrix product, rounding would depend on the row's place.
     parts = (x[start : start + _ROWS] for start in range(0, len(x), _ROWS))
     key = np.concatenate([(part * direction).sum(1) for part in parts])
-    order = np.lexsort([*y.reshape(len(y), -1).T, key])
-    x, y, weights, key = x[order], y[order], weights[order], key[order]
-    is_new = np.ones(len(x), dtype=bool)
-    (near,) = np.nonzero(key[1:] == key[:-1])
     columns = y.reshape(len(y), -1)
-    is_new[near + 1] = (columns[near + 1] != columns[near]).any(1) | (x[near + 1] != x[near]).any(1)
-    (first,) = np.nonzero(is_new)
-    weights = np.add.reduceat(weights, first)
+    order = np.lexsort([*columns.T, key])
+    order = order[weights[order] > 0]
+    is_first = np.ones(len(order), dtype=bool)
+    (near,) = np.nonzero(key[order[1:]] == key[order[:-1]])
+    one, other = order[near], order[near + 1]
+    is_first[near + 1] = (columns[one] != columns[other]).any(1) | (x[one] != x[other]).any(1)
+    (first,) = np.nonzero(is_first)
+    sums = np.add.reduceat(weights[order], first)
     # Neighbours in that order are similar.
     mixed = np.random.RandomState(0).permutation(len(first))
-    return Samples(*(torch.from_numpy(values[mixed]) for values in (x[first], y[first], weights)))
+    kept = order[first[mixed]]
+    return Samples(torch.from_numpy(x[kept]), torch.from_numpy(y[kept]), torch.from_numpy(sums[mixed]))
+
+
+def samples_of_a_choice(count: int, features: int) -> Tensor:
+    """Numbers of the samples, out of ``count``, that a choice for this number of features looks at."""
+    return random_subset(count, min(max(_LEAST_SAMPLES, _SAMPLES_PER_FEATURE * features), _MOST_SAMPLES))
 
 
 def held_out_parts(count: int, labels: Tensor | None = None) -> Tensor:

@@ -1,6 +1,7 @@
 """scikit-learn transformers: the network for pipelines, grid searches and streams, and frozen extractors."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from tqdm import tqdm
 
-from ksm_lightning.evaluation.plausibility import warn_if_too_narrow
+from ksm_lightning.evaluation.plausibility import width_advice
 from ksm_lightning.kernels import AUTO, Kernel, auto_width, random_subset
 from ksm_lightning.kernels.width import typical_width
 from ksm_lightning.learning import Stream, check_range, train_on_few
@@ -21,14 +22,12 @@ from ksm_lightning.learning.stream import check_half_life
 from ksm_lightning.learning.training import BATCH_SIZES
 from ksm_lightning.learning.units import tight_batch, worthwhile_updates
 from ksm_lightning.network import Bound, KSMNetwork, check_bound
-from ksm_lightning.network.raw_input import is_finite
-from ksm_lightning.network.readout import READOUT_SAMPLE, check_readout, encode_in_blocks
+from ksm_lightning.network.readout import READOUT_SAMPLE, check_readout
 from ksm_lightning.sklearn.encoder import LazyEncoder
 from ksm_lightning.sklearn.frozen import DTYPES
 from ksm_lightning.sklearn.kernel_choice import PARAMETERS, KernelChoice, choose_kernel
 from ksm_lightning.sklearn.waiting import Waiting
 
-_BLOCK = 4096
 # Number of samples of a stream after which `sigma="auto"` is fixed.
 _FIRST_SAMPLES = 256
 # Landmarks per component with the tight bound. Twice as many have an error that is lower by another few percent, but
@@ -161,7 +160,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 kernel, x, self.n_components, updates, bound=bound, num_landmarks=landmarks, batch_size=batch_size,
                 keeps_landmarks=self.readout != "neural", seed=seed, progress=progress,
             )  # fmt: skip
-        warn_if_too_narrow(kernel, x)
+        if advice := width_advice(kernel, x, self.n_components):
+            warnings.warn(advice, stacklevel=2)
         self._stream = Stream.after(
             network, x, made, num_neurons=self.n_components, num_landmarks=landmarks, batch_size=batch_size,
             half_life=self.half_life, seed=seed,
@@ -304,15 +304,19 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self._encoder.count
 
     def transform(self, X: ArrayLike) -> np.ndarray:
-        """Features (samples, n) of samples (samples, m), computed in float64 and cast to the dtype of the samples."""
+        """Features (samples, n) of samples (samples, m), in their dtype.
+
+        They are computed in float64, and those of float32 samples in float32 if that changes them by less than 1e-5.
+        """
         check_is_fitted(self)
         self._learn_waiting()
-        x = torch.tensor(validate_data(self, X, dtype=DTYPES, reset=False))
-        features = encode_in_blocks(lambda part: self._encoder.features(part).to(x), x, _BLOCK)
-        if not is_finite(features):
-            raise ValueError(f"Features are out of the range of {x.dtype}: scale the samples like the training data.")
-        array: np.ndarray = features.numpy()
-        return array
+        X = validate_data(self, X, dtype=DTYPES, reset=False)
+        features = self._encoder.transform(X)
+        if not np.isfinite(features).all():
+            raise ValueError(
+                f"Features are out of the range of {features.dtype}: scale the samples like the training data."
+            )
+        return features
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

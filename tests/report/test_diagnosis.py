@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from helpers import references
+from ksm_lightning.evaluation.plausibility import Similarity, compare_points
 from ksm_lightning.kernels import GaussianKernel, LinearKernel
 from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.report.diagnosis import Errors, Evidence, diagnose, falling
-from ksm_lightning.report.health import Health, Similarity, compare_points, examine
+from ksm_lightning.report.health import Health, examine
 
 GOOD = Evidence(
     num_neurons=16,

@@ -193,15 +193,17 @@ def test_the_chosen_width_is_better_than_a_bad_one():
     assert chosen.transformer_.sigma == chosen.transformer_.kernel_.sigma
     score = chosen.score(fresh, truth)
     assert score > 0.97
-    for bad in (0.02, 10.0):
-        assert classifier(30, sigma=bad).fit(x, y).score(fresh, truth) < score - 0.02
+    for bad in (0.005, 20.0):
+        with pytest.warns(UserWarning, match="is too"):
+            assert classifier(30, sigma=bad).fit(x, y).score(fresh, truth) < score - 0.02
 
 
 def test_a_given_width_is_used_as_it_is():
     x, y = moons(18)  # as many as landmarks: nothing is trained
     assert classifier(sigma=0.37).fit(x, y).transformer_.kernel_.sigma == 0.37
     assert classifier(kernel="rbf", gamma=2.0).fit(x, y).transformer_.kernel_.sigma == 0.5
-    assert classifier(kernel="laplacian").fit(x, y).transformer_.kernel_.sigma > 0
+    laplacian = [classifier(kernel="laplacian", kernel_params=given).fit(x, y) for given in (None, {"sigma": "auto"})]
+    assert laplacian[0].transformer_.kernel_.sigma == laplacian[1].transformer_.kernel_.sigma != 1
     model = classifier(kernel="power_cosine", kernel_params={"alpha": 3}).fit(x, y)
     assert model.transformer_.kernel_.alpha == 3
 
@@ -243,7 +245,7 @@ def test_they_are_pickled_and_cloned():
 
 def test_parameters_of_the_transformer_are_searched():
     x, y = moons()
-    search = GridSearchCV(classifier(), {"sigma": [0.3, 30.0], "n_components": [4, 16]}, cv=3).fit(x, y)
+    search = GridSearchCV(classifier(), {"sigma": [0.3, 5.0], "n_components": [4, 16]}, cv=3).fit(x, y)
     assert search.best_params_ == {"sigma": 0.3, "n_components": 16}
     assert search.best_estimator_.transformer_.n_components == 16
     own = set(KSMTransformer().get_params()) - {"alpha", "half_life", "max_components"}

@@ -1,13 +1,9 @@
 """KSMTransformer in scikit-learn: estimator checks, pipelines, and learning from a stream one sample at a time."""
 
 import copy
-import json
 import logging
-import os
 import pickle
 import re
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -24,9 +20,16 @@ from sklearn.pipeline import make_pipeline
 from torch.testing import assert_close
 
 from helpers import references
+from helpers.estimator_checks import check_all
 from helpers.kernels import Quadratic
-from helpers.processes import PATIENCE
-from ksm_lightning.kernels import CauchyKernel, GaussianKernel, LaplacianKernel, register_kernel, registry
+from ksm_lightning.kernels import (
+    CauchyKernel,
+    GaussianKernel,
+    LaplacianKernel,
+    auto_width,
+    register_kernel,
+    registry,
+)
 from ksm_lightning.learning import AdaptiveSchedule, TightSchedule, tight_updates, train, train_on_few, training
 from ksm_lightning.network.landmark_error import LandmarkError
 from ksm_lightning.network.readout import READOUTS, LandmarkFeatures
@@ -63,48 +66,19 @@ def error(transformer, x) -> float:
 # ---------------------------------------------------------------------- scikit-learn's own checks
 
 
-CHECKS = """
-import json, sys, warnings
-from sklearn.utils.estimator_checks import check_estimator
-from ksm_lightning.sklearn import KSMTransformer
-outcomes = {}
-for options in sys.argv[1:]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some checks trigger the warning about a narrow kernel
-        results = check_estimator(KSMTransformer(**json.loads(options)), on_skip=None, on_fail=None)
-    outcomes[options] = [(found["check_name"], found["status"], str(found["exception"])) for found in results]
-print(json.dumps(outcomes))
-"""
-
-
-def check_all(*options) -> None:
-    """Run every check in a separate process, with the array API enabled: one check is skipped without it."""
-    environment = {**os.environ, "SCIPY_ARRAY_API": "1", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", CHECKS, *map(json.dumps, options)],
-        env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-2000:]
-    found = json.loads(result.stdout)
-    assert len(found) == len(options)
-    for outcomes in found.values():
-        assert [outcome for outcome in outcomes if outcome[1] != "passed"] == []
-        assert len(outcomes) > 40
-        assert {"check_transformer_preserve_dtypes", "check_readonly_memmap_input"} <= {name for name, *_ in outcomes}
-
-
 def test_every_check_of_scikit_learn_passes_and_none_is_skipped():
-    check_all(*({"n_components": 4, "updates": 3, "readout": readout} for readout in READOUTS))
+    check_all(*(("KSMTransformer", {"n_components": 4, "updates": 3, "readout": readout}) for readout in READOUTS))
 
 
 @pytest.mark.slow
 def test_every_check_passes_for_other_kernels():
-    check_all(*({"n_components": 8, "updates": 20, "kernel": kernel} for kernel in ("linear", "cauchy", "arc_cosine")))
+    options = {"n_components": 8, "updates": 20}
+    check_all(*(("KSMTransformer", options | {"kernel": kernel}) for kernel in ("linear", "cauchy", "arc_cosine")))
 
 
 @pytest.mark.slow
 def test_every_check_passes_with_default_parameters():
-    check_all({})
+    check_all(("KSMTransformer", {}))
 
 
 # ---------------------------------------------------------------------- learned features
@@ -449,18 +423,25 @@ def test_only_verbose_prints(capsys, caplog):
     assert re.search(r"KSMTransformer: 100%.*40/40", err)
 
 
-def test_a_narrow_kernel_gives_a_warning():
+@pytest.mark.parametrize(("width", "message"), [
+    (0.001, "GaussianKernel(sigma=0.001) is too narrow for 8 features"),
+    (0.03, "GaussianKernel(sigma=0.03) is too narrow for 8 features"),
+    (30.0, "GaussianKernel(sigma=30.0) is too wide: two different points have a mean similarity of 0.999"),
+])  # fmt: skip
+def test_a_kernel_that_is_too_narrow_or_too_wide_gives_a_warning(width, message):
     x, _ = two_moons(200)
-    with pytest.warns(
-        UserWarning, match=r"GaussianKernel\(sigma=0.001\) is almost 0 between different samples"
-    ) as caught:
-        small(kernel_params={"sigma": 0.001}).fit(x)
-    assert "about the distance between neighbours" in str(caught[0].message)
+    with pytest.warns(UserWarning, match=re.escape(message)) as caught:
+        small(sigma=width, kernel_params=None).fit(x)
+    assert f"Try sigma={auto_width(torch.tensor(x)):g}, which sigma='auto' chooses" in str(caught[0].message)
     assert caught[0].filename == __file__
+
+
+def test_a_suitable_kernel_gives_no_warning():
+    x, _ = two_moons(200)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for width in (0.03, 0.3, 30.0):
-            small(kernel_params={"sigma": width}, updates=5).fit(x)
+        for width in (0.15, 0.3, 3.0, "auto"):
+            small(sigma=width, kernel_params=None, updates=5).fit(x)
         small(kernel_params={"sigma": 0.001}, updates=5).fit(np.repeat(x[:1], 20, 0))  # equal samples
         small(kernel_params={"sigma": 0.001}, updates=5).fit(x[:1])  # a single sample
 
