@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ksm_lightning.network import DataInit, KSMNetwork, NormalInit
     from ksm_lightning.sklearn import KSMTransformer
 
+    __version__: str
+
 __all__ = [
     "AdaptiveSchedule", "ArcCosineKernel", "ArrayDataModule", "CauchyKernel", "CroppedMNISTDataModule", "DataInit",
     "DigitsDataModule", "FeatureExtractor", "GaussianKernel", "HalfMoonsDataModule", "KSMNetwork", "KSMTransformer",
@@ -47,6 +49,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module(f"{__name__}.cli.front").version()
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = next((home for home, names in _HOMES.items() if name in names), "kernels")
@@ -54,4 +58,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]

@@ -67,7 +67,7 @@ def test_bad_options_get_one_sentence_and_leave_nothing(capsys, options, message
         ("model: {num_neurons: [", "The configuration overlay.yaml is not valid YAML: while parsing a flow node"),
         ("", "The configuration overlay.yaml must hold named options, such as `model: ...`, got nothing."),
         ("- model", "The configuration overlay.yaml must hold named options, such as `model: ...`, got a list."),
-        (None, "overlay.yaml: config: File does not exist: "),
+        (None, "There is no configuration overlay.yaml, neither as a file nor in the package"),
     ],
 )
 def test_the_error_names_the_file_at_fault(capsys, content, message):
@@ -133,8 +133,8 @@ def test_help_lists_every_command_with_an_example(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     text = " ".join(capsys.readouterr().out.split())
-    for command in ("fit", "validate", "test", "predict", "export", "compare", "report"):
-        assert f": ksm {command} " in text
+    for command in ("fit", "validate", "test", "predict", "export", "compare", "report", "configs"):
+        assert f". ksm {command} " in text
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
