@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
+from ksm_lightning.learning.acceleration import Acceleration
 from ksm_lightning.learning.exact import balance
 from ksm_lightning.learning.learner import Learner
+from ksm_lightning.learning.native import is_worth_compiling
 from ksm_lightning.learning.schedule import Schedule, make_schedule
 from ksm_lightning.learning.units import candidate_count, natural_ridge, points_to_draw
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
@@ -71,7 +73,8 @@ def train(
     network = NETWORKS[bound](
         kernel, x.shape[1], num_neurons, first_ridge, init, generator=generator, num_landmarks=num_landmarks
     ).to(x)
-    learner = Learner(network, schedule, chooses_ridge=ridge is None)
+    acceleration: Acceleration = "auto" if is_worth_compiling(network, batch, schedule.total_updates) else "none"
+    learner = Learner(network, schedule, chooses_ridge=ridge is None, acceleration=acceleration)
     if learner.stage == "unstarted":
         learner.start(candidates)
     made = 0
