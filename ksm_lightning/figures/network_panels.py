@@ -128,9 +128,11 @@ def energy_panel(axes: Axes, updates: Sequence[int], energies: Sequence[float], 
     window = min(len(values), 20)
     for start, stop in pairwise([0, *phase_ends, np.inf]):
         phase = (steps > start) & (steps <= stop)
-        if window > 1 and phase.sum() >= window:
-            mean = np.convolve(values[phase], np.ones(window) / window, mode="valid")
-            axes.plot(steps[phase][window - 1 :], mean, color="#d81f2a", linewidth=1.5, label=f"mean of {window}")
+        if window > 1 and phase.any():
+            # The first values of a phase have fewer before them.
+            sums = np.convolve(values[phase], np.ones(window))[: phase.sum()]
+            mean = sums / np.minimum(np.arange(1, phase.sum() + 1), window)
+            axes.plot(steps[phase], mean, color="#d81f2a", linewidth=1.5, label=f"mean of up to {window}")
     for end in phase_ends:
         axes.axvline(end, color="0.5", linestyle=":", linewidth=1)
     if len(values):
