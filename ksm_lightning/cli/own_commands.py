@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 import signal
 import textwrap
 import threading
@@ -12,6 +13,7 @@ from typing import NoReturn
 
 from ksm_lightning.cli.front import examples_of
 from ksm_lightning.cli.parser import KSMArgumentParser, add_config_option
+from ksm_lightning.cli.user_error import UserError
 
 OWN_COMMANDS = ("export", "compare", "report")
 _POSITIONAL = ("report",)  # arguments without a default are given without the name of an option
@@ -27,7 +29,12 @@ def run_own_command(name: str, args: Sequence[str]) -> None:
     parser = KSMArgumentParser(prog=f"ksm {name}", description=description, is_positional=is_positional)
     add_config_option(parser)
     parser.add_function_arguments(function, fail_untyped=True, as_positional=is_positional)
-    options = parser.instantiate_classes(parser.parse_args(list(args)))
+    try:
+        options = parser.instantiate_classes(parser.parse_args(list(args)))
+    except UserError as error:
+        # The parser of a class within the options knows neither its command nor its option, which is always the data.
+        hint = rf"--data.\1 ksm {name} --help."
+        raise UserError(re.sub(r"^--(\w+ is required; see) (?!ksm ).*", hint, str(error))) from error
     options.pop("config", None)
     with _sigterm_like_ctrl_c():
         function(**options)

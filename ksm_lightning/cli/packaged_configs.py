@@ -37,13 +37,12 @@ def find(given: str, command: str = "fit") -> Path:
 
 
 def _packaged(given: str, command: str) -> Path:
-    name, known = given.removeprefix("configs/").removesuffix(".yaml"), names()
-    if command == "compare" and not name.startswith(_COMPARE):
-        name = _COMPARE + name
-    if name in known:
-        return folder() / f"{name}.yaml"
+    prefix = _COMPARE if command == "compare" else ""
+    name, known = given.removeprefix("configs/").removeprefix(prefix).removesuffix(".yaml"), names()
+    if prefix + name in known:
+        return folder() / f"{prefix}{name}.yaml"
     if command in ("fit", "compare"):
-        known = [each for each in known if each.startswith(_COMPARE) == (command == "compare")]
+        known = [each.removeprefix(prefix) for each in known if each.startswith(_COMPARE) == bool(prefix)]
     hint = did_you_mean(name, known) or "; ksm configs lists those of the package."
     raise UserError(f"There is no configuration {given}, neither as a file nor in the package{hint}")
 

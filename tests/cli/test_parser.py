@@ -156,6 +156,36 @@ def test_help_explains_every_option_of_this_package(capsys, command):
     assert has == {"figures": command == "fit", "checkpoint": command == "fit", "features": command == "predict"}
 
 
+def test_help_begins_with_examples_and_the_options_of_this_package(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:7] == [
+        "usage: ksm fit [OPTIONS]", "", "Train a network and write a run folder.", "", "examples:",
+        "  ksm fit --config half_moons", "  ksm fit --config half_moons --model.num_neurons=32 --seed_everything=1",
+    ]  # fmt: skip
+    assert max(map(len, lines)) <= 100
+    sections = [match[1] for line in lines if (match := re.match(r"[A-Z].*\(--(\w+)\)", line))]
+    assert sections == [
+        "model", "data", "kernel_error", "probe", "kmeans", "figures", "guard", "checkpoint", "trainer"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["export"], "--ckpt_path is required; see ksm export --help."),
+        (["report"], "RUN is required; see ksm report --help."),
+        (["fit", "--data=ArrayDataModule"], "--data.path is required; see ksm fit --help."),
+        (["compare", "--data=ArrayDataModule"], "--data.path is required; see ksm compare --help."),
+    ],
+    ids=str,
+)
+def test_a_missing_option_is_named_as_it_is_typed(capsys, command, sentence):
+    assert refused(capsys, *command) == sentence
+
+
 def test_help_of_a_datamodule(capsys):
     with pytest.raises(SystemExit):
         main(["fit", "--data.help=ArrayDataModule"])
