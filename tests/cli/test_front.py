@@ -130,7 +130,7 @@ def test_compare_has_configurations_of_its_own():
 @pytest.mark.parametrize(
     ("command", "given", "hint"),
     [
-        ("fit", "mnist_papr", ", did you mean mnist_paper or mnist_tight or fashion_mnist?"),
+        ("fit", "digts", ", did you mean digits?"),
         ("compare", "half_mons.yaml", ", did you mean half_moons?"),
         ("fit", "runs/nothing/config.yaml", "; ksm configs lists those of the package."),
     ],
