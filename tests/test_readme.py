@@ -83,6 +83,7 @@ SMALL = {
     "fit": [*SHORT, *TRAINER],
     "validate": [*TRAINER, *EVALUATION],
     "predict": TRAINER,
+    "configs": [],
     "compare": ["--sizes=[4]", "--seeds=1", "--methods=[kernel_pca,nystroem_uniform]", "--max_points=100",
                 "--show_progress=false"],
     "export": [],

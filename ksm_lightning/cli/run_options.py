@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ksm_lightning.cli.user_error import UserError
+from ksm_lightning.data import CroppedMNISTDataModule
 from ksm_lightning.runs.checkpoint import find_checkpoint
 from ksm_lightning.runs.finished_run import FinishedRun, own_datamodule
 
@@ -66,7 +67,7 @@ def options_of_run(args: Sequence[str]) -> RunOptions | None:
                 f"run folder names is imported: if you trust the file, give it with --config={path}."
             )
         arguments = dict(section.get("init_args", {}))
-        if "download" in arguments:
+        if issubclass(datamodule, CroppedMNISTDataModule):
             arguments["download"] = False  # a run folder does not choose where files are written
         options["data"] = {"class_path": f"{datamodule.__module__}.{datamodule.__qualname__}", "init_args": arguments}
     try:
