@@ -111,7 +111,10 @@ class KSMArgumentParser(LightningArgumentParser):
 
 def add_config_option(parser: "KSMArgumentParser") -> None:
     """Add ``--config`` to a parser."""
-    text = "Options as YAML: a file, or a name that `ksm configs` lists. Later files and options win."
+    text = (
+        "Options as YAML: a file, or a name that `ksm configs` lists. Later files and options win. A configuration is "
+        "code, as the classes that it names are imported: use files you trust."
+    )
     action = jsonargparse.ActionConfigFile  # type: ignore[attr-defined]
     parser.add_argument("-c", "--config", action=action, help=text, metavar="FILE")
 
