@@ -11,6 +11,7 @@ import yaml
 from helpers.commands import FEW, HALF_MOONS, refused
 from ksm_lightning import FeatureExtractor, KernelSimilarityMatching
 from ksm_lightning.cli import main
+from ksm_lightning.cli.front import COMMANDS
 from ksm_lightning.cli.run_options import options_of_run
 from ksm_lightning.runs.checkpoint import read_checkpoint
 
@@ -90,8 +91,22 @@ def test_fit_export_and_report_accept_a_run_folder(tmp_path, capsys):
     assert (tmp_path / "r.html").is_file()
 
 
-@pytest.mark.parametrize("word", ["last", "best", "hpc", "registry", "registry:model:version:v2"])
-@pytest.mark.parametrize("command", ["fit", "validate", "export"])
+@pytest.mark.parametrize(
+    "example", [example for name in ("fit", "validate", "predict", "compare") for example in COMMANDS[name].examples]
+)
+@pytest.mark.usefixtures("_in_folder_of_run")
+def test_the_examples_of_the_help_are_accepted(capsys, example):
+    with pytest.raises(SystemExit) as stop:
+        main([*example.split()[1:], "--print_config"])
+    assert stop.value.code in (0, None), capsys.readouterr().err
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["data"]["class_path"].endswith("DataModule")
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [("fit", "last"), ("validate", "last"), ("test", "best"), ("export", "hpc"), ("export", "registry:m:version:v2")],
+)
 @pytest.mark.usefixtures("_in_folder_of_run")
 def test_the_words_of_lightning_are_refused_with_the_newest_run(capsys, command, word):
     options = ["--config", HALF_MOONS] if command == "fit" else []
