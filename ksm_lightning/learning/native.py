@@ -109,10 +109,9 @@ def _scalar_form(network: KSMNetwork, batch: int, is_forced: bool) -> scalar.Sca
 def is_worth_compiling(network: KSMNetwork, batch: int, updates: int) -> bool:
     """Whether a training should use machine code where it can: not if it is short and would wait for the compiler.
 
-    The compiler takes 6 to 9 seconds, and so do the threads or processes of a parallel search, each for itself. So a
-    process that finds no machine code on disk starts with torch operations, and compiles when its updates without
-    machine code have taken about as long: it never waits for more than twice the time of the better choice. Both ways
-    agree up to rounding.
+    The compiler takes 6 to 9 seconds, in every process of a parallel search. So a process that finds no machine code on
+    disk starts with torch operations, and compiles when its updates have lost about as much time to them: it never
+    takes much more than twice as long as with the better choice. Both ways agree up to rounding.
 
     Args:
         network: The network.
