@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ksm_lightning.network import DataInit, KSMNetwork, NormalInit
     from ksm_lightning.sklearn import KSMClassifier, KSMRegressor, KSMTransformer
 
+    __version__: str
+
 __all__ = [
     "AdaptiveSchedule", "ArcCosineKernel", "ArrayDataModule", "CauchyKernel", "CroppedMNISTDataModule", "DataInit",
     "DatasetDataModule", "DigitsDataModule", "FeatureExtractor", "GaussianKernel", "HalfMoonsDataModule",
@@ -55,6 +57,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module(f"{__name__}.cli.front").version()
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = next((home for home, names in _HOMES.items() if name in names), "kernels")
@@ -62,4 +66,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]

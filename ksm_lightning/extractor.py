@@ -92,7 +92,7 @@ class FeatureExtractor(Pretrained, Frozen):
         """Load the network of a checkpoint, on the CPU. No code from the file is executed.
 
         Args:
-            path: A ``.ckpt`` file written by ``ksm fit`` or a Trainer.
+            path: A ``.ckpt`` file written by ``ksm fit`` or a Trainer, or a run folder, for its last checkpoint.
             readout: ``neural`` (the network's own representation), ``nystroem`` or ``least_squares``. Default:
                 ``least_squares``, which has the lowest kernel error, if a sample is given, otherwise ``neural``.
             sample: Sample of raw input, distributed like the training data, for ``least_squares``, and for

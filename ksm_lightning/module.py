@@ -132,7 +132,7 @@ class KernelSimilarityMatching(StartingModule):
 
     def on_train_end(self) -> None:
         """Say what was left out, and log hyper-parameters and final scores for TensorBoard's hparams tab."""
-        log_final_scores(self.trainer.loggers, dict(self.hparams), self.trainer.callback_metrics)
+        log_final_scores(self.trainer.loggers, self.hparams, self.trainer.callback_metrics, self.global_step)
         if missing := cut_short(self.schedule, self.global_step, self.hparams["consolidate"]):
             rank_zero_info(missing)
         self.learner.drop_recordings()
@@ -276,7 +276,7 @@ class KernelSimilarityMatching(StartingModule):
         """The trained model of a checkpoint. Nothing that the file names is imported or run.
 
         Args:
-            checkpoint_path: A ``.ckpt`` file of this package.
+            checkpoint_path: A ``.ckpt`` file of this package, or a run folder, which stands for its last checkpoint.
             map_location: Device of the model. Default: the CPU.
             changes: Hyper-parameters to change, such as ``solver="dynamics"``.
 

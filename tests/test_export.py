@@ -369,7 +369,7 @@ def test_help_explains_every_option(capsys):
     assert stop.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     for explanation in (
-        "The checkpoint.", "onnx a .onnx file for ONNX runtimes", "neural is the network's response",
+        "A run folder or a checkpoint.", "onnx a .onnx file for ONNX runtimes", "neural is the network's response",
         "which must not exist.", "Default: one row of raw values.", "Data for fitting least_squares,",
         "Number of features of nystroem or least_squares",
     ):  # fmt: skip

@@ -115,7 +115,7 @@ def test_logged_energy_equals_the_float64_reference():
         y = functional.responses(state["q"] * k, state["L"], ridge)
         expected = references.energy(k, y, torch.ones(6), state["q"], state["L"], ridge)
         assert logger.metrics[step]["train/energy"] == pytest.approx(expected, rel=1e-5)
-        terms = [logger.metrics[step][f"energy/{name}"] for name in functional.EnergyTerms._fields]
+        terms = [logger.metrics[step][f"train/energy_{name}"] for name in functional.EnergyTerms._fields]
         assert sum(terms) == pytest.approx(expected, rel=1e-5)
 
 
@@ -126,11 +126,11 @@ def test_logged_names_and_counts():
     fit(module, data, logger=logger, log_every_n_steps=3, callbacks=[KernelErrorEvaluation()])
     training = {step: metrics for step, metrics in logger.metrics.items() if "train/energy" in metrics}
     assert sorted(training) == [3, 6, 9, 12]
-    expected = {"train/energy", "health/min_abs_q", "health/condition_L"}
-    expected |= {f"energy/{name}" for name in ("feedforward", "gain", "lateral", "lateral_cost", "ridge")}
-    expected |= {f"{kind}/{name}" for kind in ("rate", "gradient_norm") for name in "WqL"}
+    expected = {"train/energy", "weights/min_abs_q", "weights/condition_L"}
+    expected |= {f"train/energy_{name}" for name in ("feedforward", "gain", "lateral", "lateral_cost", "ridge")}
+    expected |= {f"weights/{kind}_{name}" for kind in ("rate", "gradient_norm") for name in "WqL"}
     assert expected <= set(training[3])
-    assert [training[step]["rate/W"] for step in (3, 6, 9, 12)] == [0.01, 0.01, 0.001, 0.001]
+    assert [training[step]["weights/rate_W"] for step in (3, 6, 9, 12)] == [0.01, 0.01, 0.001, 0.001]
     # Validations are logged at their update, not at the number of blocks.
     assert [step for step, metrics in logger.metrics.items() if {"val/kernel_nrmse", "val/energy"} <= set(metrics)] == [
         6,
@@ -143,16 +143,16 @@ def test_logged_health_is_that_of_the_weights():
     module.network.q.data = torch.tensor([0.5, -0.1, 1.0, 1.0, 1.0, 1.0])
     L = module.network.L.detach().clone()
     fit(module, logger=logger, log_every_n_steps=1)
-    assert logger.metrics[1]["health/min_abs_q"] == pytest.approx(0.1)
+    assert logger.metrics[1]["weights/min_abs_q"] == pytest.approx(0.1)
     exact = torch.linalg.cond(L + 1e-3 * torch.eye(6)).item()
-    assert logger.metrics[1]["health/condition_L"] == pytest.approx(exact, rel=1e-5)
+    assert logger.metrics[1]["weights/condition_L"] == pytest.approx(exact, rel=1e-5)
 
 
 def test_the_logged_condition_number_is_a_lower_bound_within_a_factor_of_30():
     logger, module = Recorder(), model(phases=[Phase(200)])
     fit(module, logger=logger, log_every_n_steps=200)
     exact = torch.linalg.cond(module.network.L.detach().double() + 1e-3 * torch.eye(6)).item()
-    assert exact / 30 < logger.metrics[200]["health/condition_L"] <= exact * 1.1
+    assert exact / 30 < logger.metrics[200]["weights/condition_L"] <= exact * 1.1
 
 
 def test_logging_and_evaluations_do_not_change_training():

@@ -83,6 +83,7 @@ SMALL = {
     "fit": [*SHORT, *TRAINER],
     "validate": [*TRAINER, *EVALUATION],
     "predict": TRAINER,
+    "configs": [],
     "compare": ["--sizes=[4]", "--seeds=1", "--methods=[kernel_pca,nystroem_uniform]", "--max_points=100",
                 "--show_progress=false"],
     "export": [],
@@ -226,15 +227,35 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Where files of this repository are shown, and where pictures of it are.
+PAGES = f"{PROJECT['urls']['Source']}/blob/main/"
+PICTURES = f"{PROJECT['urls']['Source'].replace('//github.com', '//raw.githubusercontent.com')}/main/"
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_link_leads_to_a_file_and_a_heading(name):
     for link in re.findall(r"\]\(([^)]+)\)", DOCUMENTS[name]):
-        if link.startswith("http"):
+        place = (ROOT / name).parent
+        if link.startswith((PAGES, PICTURES)):
+            link, place = link.removeprefix(PAGES).removeprefix(PICTURES), ROOT
+        elif link.startswith("http"):
             continue
         file, _, anchor = link.partition("#")
-        path = (ROOT / name).parent / file if file else ROOT / name
+        path = place / file if file else ROOT / name
         assert path.exists(), link
         assert not anchor or anchor in anchors(path.read_text()), link
+
+
+def test_links_of_the_readme_work_on_a_package_index():
+    """It shows the README without the files of the repository."""
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", README)
+    assert len(links) > 15
+    for is_picture, link in links:
+        assert link.startswith(PICTURES if is_picture else (PAGES, "#")), link
+    for url in PROJECT["urls"].values():
+        assert url.startswith(PROJECT["urls"]["Source"])
+        assert not url.startswith(PAGES) or (ROOT / url.removeprefix(PAGES)).is_file()
 
 
 @pytest.mark.parametrize("name", [*DOCUMENTS, "CHANGELOG.md"])

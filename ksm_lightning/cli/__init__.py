@@ -6,6 +6,9 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from ksm_lightning.cli import front
+from ksm_lightning.cli.user_error import UserError, one_line, without_types
+
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run ``ksm``. A failure prints one sentence on standard error and exits with code 2.
@@ -15,37 +18,53 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: Command-line arguments. Default: those of the process.
     """
+    given = list(sys.argv[1:] if args is None else args)
     try:
-        _run(args)
+        _run(given)
     except KeyboardInterrupt:  # also while the imports take their seconds
         print("ksm: stopped.", file=sys.stderr)
         sys.exit(130)
-
-
-def _run(args: Sequence[str] | None) -> None:
-    from lightning.fabric.utilities.exceptions import MisconfigurationException
-
-    from ksm_lightning.cli.own_commands import OWN_COMMANDS, run_own_command
-    from ksm_lightning.cli.parser import UserError, one_line, without_types
-
-    _silence_lightning()
-    given = list(sys.argv[1:] if args is None else args)
-    try:
-        if given and given[0] in OWN_COMMANDS:
-            run_own_command(given[0], given[1:])
-        else:
-            _run_lightning_command(None if args is None else given)
     except Exception as error:
         if os.environ.get("KSM_DEBUG"):
             raise
         sentence = one_line(without_types(str(error))) or "no details available"
-        if not isinstance(error, UserError | ValueError | OSError | FloatingPointError | MisconfigurationException):
+        if not _is_explained(error):
             sentence = f"{type(error).__name__}: {sentence[:500]} (set KSM_DEBUG=1 for the traceback)"
         print(f"ksm: error: {sentence}", file=sys.stderr)
         sys.exit(2)
 
 
-def _run_lightning_command(args: list[str] | None) -> None:
+def _run(args: list[str]) -> None:
+    if (text := front.answer(args)) is not None:
+        print(text)
+        sys.exit(0)
+    from ksm_lightning.cli.packaged_configs import configs, with_found_files
+
+    if args[0] == "configs":
+        print(configs(args[1:]))
+        return
+    args = with_found_files(args)
+    from ksm_lightning.cli.own_commands import OWN_COMMANDS, run_own_command
+
+    _silence_lightning()
+    if args[0] in OWN_COMMANDS:
+        run_own_command(args[0], args[1:])
+    else:
+        _run_lightning_command(args)
+
+
+def _is_explained(error: Exception) -> bool:
+    """Whether the message of an error was written for users."""
+    if isinstance(error, UserError | ValueError | OSError | FloatingPointError):
+        return True
+    if "lightning" not in sys.modules:
+        return False
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    return isinstance(error, MisconfigurationException)
+
+
+def _run_lightning_command(args: list[str]) -> None:
     from lightning.pytorch.utilities import rank_zero_only
 
     from ksm_lightning.cli.lightning_cli import KSMCLI, Interrupted

@@ -37,7 +37,6 @@ def compare(
     Writes errors.csv (all runs), summary.csv (statistics over seeds) and errors.png to the folder `out`. Run the same
     command again to continue an interrupted comparison, or with more sizes, methods or seeds to add them. A second
     command that writes to the same folder at the same time is refused.
-    Example: ksm compare --data=HalfMoonsDataModule --kernel_params.sigma=0.3 --out=runs/moons
 
     Args:
         data: The data. Use ArrayDataModule with --data.path for your own.

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from ksm_lightning.cli.parser import UserError
+from ksm_lightning.cli.user_error import UserError
 from ksm_lightning.kernels import AUTO
 from ksm_lightning.learning.hyperparameters import HyperParameters
 from ksm_lightning.runs.conditions import conditions_of

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from ksm_lightning.cli.run_options import checkpoint_of
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.export import SUFFIXES, Format, example_inputs
 from ksm_lightning.export import export as write
@@ -32,11 +33,10 @@ def export(
     """Write the feature extractor of a checkpoint as one file: raw input in, features out, any batch size.
 
     The preprocessing of the training data is included. Before the file appears, it is read back and its features are
-    compared with PyTorch's. Example: ksm export --ckpt_path=runs/half_moons/version_0/checkpoints/last.ckpt
-    --format=onnx
+    compared with PyTorch's.
 
     Args:
-        ckpt_path: The checkpoint.
+        ckpt_path: A run folder or a checkpoint.
         format: torch writes a .pt2 program for torch.export.load, onnx a .onnx file for ONNX runtimes (needs pip
             install 'ksm_lightning[onnx]'), safetensors a file for FeatureExtractor.load.
         readout: The features: neural is the network's response; nystroem and least_squares have a lower kernel error
@@ -49,6 +49,7 @@ def export(
         num_features: Number of features of nystroem or least_squares, at most the number of landmarks: the top
             principal directions. Default: the number of neurons.
     """
+    ckpt_path = checkpoint_of(ckpt_path)
     folder = Path(ckpt_path).parent
     if FinishedRun.of_checkpoint(ckpt_path) is not None:
         folder = Path(os.path.normpath(folder / ".."))  # Path(".").parent would be "."

@@ -1,6 +1,5 @@
 """The commands with a Trainer: fit, validate, test and predict, from YAML files and options."""
 
-import argparse
 import errno
 import shutil
 import sys
@@ -18,9 +17,11 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from ksm_lightning import callbacks, data  # noqa: F401  (so that datamodules can be named without a path)
 from ksm_lightning.cli.continuation import continued_job, refuse_other_network, use_conditions
-from ksm_lightning.cli.own_commands import OWN_COMMANDS
-from ksm_lightning.cli.parser import KSMArgumentParser, UserError
+from ksm_lightning.cli.option_groups import CALLBACKS, add_general_options, add_sections
+from ksm_lightning.cli.parser import KSMArgumentParser, add_config_option
+from ksm_lightning.cli.run_options import checkpoint_of
 from ksm_lightning.cli.summary import print_summary
+from ksm_lightning.cli.user_error import UserError
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.learning.hyperparameters import HyperParameters
 from ksm_lightning.module import KernelSimilarityMatching
@@ -31,34 +32,8 @@ from ksm_lightning.runs.logger import RunLogger
 from ksm_lightning.runs.stop import stopping_by
 from ksm_lightning.runs.strategy import MPS_NOTICE, check_strategy
 
-_DESCRIPTION = (
-    "Kernel similarity matching with Hebbian neural networks: train, evaluate and use a network. A configuration file "
-    "is code, as the classes that it names are imported: use files you trust. Run folders and checkpoints are data."
-)
-_COMMANDS = {
-    "fit": "Train a network: ksm fit --config configs/half_moons.yaml (a configuration is code: use files you trust)",
-    "validate": "Kernel error and energy on the training points: ksm validate --config ... --ckpt_path ...",
-    "test": "Kernel error and energy on the test points: ksm test --config ... --ckpt_path ...",
-    "predict": "Write the features of the test points to a file: ksm predict --config ... --ckpt_path ...",
-}
 # One device unless the user asks for more: every further one adds a batch to each update.
 _TRAINER_DEFAULTS = {"devices": 1, "max_epochs": -1, "num_sanity_val_steps": 0, "enable_model_summary": False}
-_EVALUATIONS: dict[str, type[L.Callback]] = {
-    "kernel_error": callbacks.KernelErrorEvaluation,
-    "probe": callbacks.LinearProbe,
-    "kmeans": callbacks.KMeansProbe,
-}
-_CALLBACKS: dict[str, dict[str, type[L.Callback]]] = {
-    "fit": {
-        **_EVALUATIONS,
-        "figures": callbacks.Figures,
-        "guard": callbacks.DivergenceGuard,
-        "checkpoint": callbacks.UpdateCheckpoint,
-    },
-    "validate": _EVALUATIONS,
-    "test": _EVALUATIONS,
-    "predict": {"features": callbacks.FeatureWriter},
-}
 
 
 class Interrupted(Exception):
@@ -82,7 +57,7 @@ class KSMCLI(LightningCLI):
         self._preprocessing: Preprocessing | None = None
         self._conditions: TrainingConditions | None = None
         self._has_folder = True
-        commands = {name: {"description": text, "command": name} for name, text in _COMMANDS.items()}
+        commands = {name: {"command": name} for name in CALLBACKS}
         super().__init__(
             KernelSimilarityMatching,
             KSMDataModule,
@@ -90,7 +65,7 @@ class KSMCLI(LightningCLI):
             trainer_defaults={"logger": lazy_instance(RunLogger), **_TRAINER_DEFAULTS},
             seed_everything_default=0,
             parser_class=KSMArgumentParser,
-            parser_kwargs={"description": _DESCRIPTION, "prog": "ksm", **commands},
+            parser_kwargs={"prog": "ksm", **commands},
             auto_configure_optimizers=False,
             # It would write the name of a function into checkpoints, for loading to import and call.
             load_from_checkpoint_support=False,
@@ -102,27 +77,22 @@ class KSMCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """The commands, each with the arguments of the Trainer's method that are not options here."""
-        hidden = {"weights_only", "verbose", "return_predictions"}
+        hidden = {"ckpt_path", "weights_only", "verbose", "return_predictions"}
         return {name: arguments | hidden for name, arguments in LightningCLI.subcommands().items()}
 
-    def setup_parser(self, *args: Any, **kwargs: Any) -> None:
-        """List the commands without a Trainer in ``ksm --help``. They are parsed elsewhere."""
-        super().setup_parser(*args, **kwargs)
-        assert self.parser.commands is not None
-        for name, command in OWN_COMMANDS.items():
-            self.parser.commands.add_subcommand(name, KSMArgumentParser(description=command.description))
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """The main parser, or that of a command."""
+        parser = KSMArgumentParser(**{"dump_header": [f"lightning.pytorch=={L.__version__}"], **kwargs})
+        add_config_option(parser)
+        return parser
 
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the callbacks of a command, each with its own group of options."""
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         assert isinstance(parser, KSMArgumentParser)
-        assert parser.groups is not None
-        parser.groups["data"].title = "The data: one of the datamodules listed below, or your own"
-        own = _CALLBACKS[str(parser.command)]
-        for name, callback in own.items():
-            parser.add_lightning_class_args(callback, name)
-        # One file serves every command, such as the config.yaml of a run: accept the sections of other commands.
-        for name in sorted({name for group in _CALLBACKS.values() for name in group} - set(own)):
-            parser.add_argument(f"--{name}", type=dict | None, default=None, help=argparse.SUPPRESS)
+        add_general_options(parser, seed=0)
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        assert isinstance(parser, KSMArgumentParser)
+        add_sections(parser, L.Trainer, self.trainer_defaults)
 
     # ------------------------------------------------------------------ configuration
 
@@ -133,14 +103,15 @@ class KSMCLI(LightningCLI):
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
             super().parse_arguments(parser, args)
         command = self.config["subcommand"]
-        for section in ("model", "trainer", "data", *_CALLBACKS[command]):
+        for section in ("model", "trainer", "data", *CALLBACKS[command]):
             if self.config[command].get(section) is None:
                 raise UserError(f"The section `{section}` is empty: remove it, or give it values.")
-        self._ckpt_path = self.config[command].get("ckpt_path") or continued_job(command, self.config[command])
-        if self._ckpt_path is not None:
+        given = self.config[command].get("ckpt_path") or continued_job(command, self.config[command])
+        if given is not None:
+            self._ckpt_path = checkpoint_of(given)
             self._use_checkpoint(command, list(args) if isinstance(args, list) else sys.argv[1:])
         elif command != "fit":
-            raise UserError(f"`ksm {command}` needs a trained network: give --ckpt_path=.../checkpoints/last.ckpt.")
+            raise UserError(f"`ksm {command}` needs a trained network: give its run folder as --ckpt_path.")
 
     def _use_checkpoint(self, command: str, args: list[str]) -> None:
         """Take the model's options from the checkpoint, except those that the user has set.
@@ -239,7 +210,7 @@ class KSMCLI(LightningCLI):
         stop = self.model.run_state.stop
         with stopping_by(stop, self.trainer):
             try:
-                function(**kwargs, weights_only=True)
+                function(**kwargs, ckpt_path=self._ckpt_path, weights_only=True)
             except SystemExit as error:
                 if self.trainer.interrupted:
                     raise Interrupted("stopped.", _exit_code(error)) from error
@@ -280,7 +251,7 @@ class KSMCLI(LightningCLI):
         stop = self.model.run_state.stop
         with stopping_by(stop, self.trainer):
             try:
-                self.trainer.fit(**kwargs, weights_only=True)
+                self.trainer.fit(**kwargs, ckpt_path=self._ckpt_path, weights_only=True)
             except BaseException as error:
                 self._remove_unused_folder()
                 if self.trainer.interrupted and isinstance(error, SystemExit):

@@ -1,44 +1,40 @@
 """The commands without a Trainer: the arguments of a function are the options of its command."""
 
 import importlib
+import inspect
+import re
 import signal
+import textwrap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
-from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
+from ksm_lightning.cli.front import examples_of
+from ksm_lightning.cli.parser import KSMArgumentParser, add_config_option
+from ksm_lightning.cli.user_error import UserError
 
-from ksm_lightning.cli.parser import KSMArgumentParser
-
-
-class OwnCommand(NamedTuple):
-    """A function that is a command, in the module ``ksm_lightning.cli.NAME``."""
-
-    description: str  # its line in `ksm --help`
-    is_positional: bool = False  # whether arguments without a default are given without the name of an option
-
-
-OWN_COMMANDS = {
-    "export": OwnCommand("Write the feature extractor for other programs: ksm export --ckpt_path=... --format=onnx"),
-    "compare": OwnCommand(
-        "Kernel errors of all methods: ksm compare --data=HalfMoonsDataModule --kernel_params.sigma=0.3"
-    ),
-    "report": OwnCommand(
-        "One page about a run, with advice: ksm report runs/half_moons/version_0", is_positional=True
-    ),
-}  # fmt: skip
+OWN_COMMANDS = ("export", "compare", "report")
+_POSITIONAL = ("report",)  # arguments without a default are given without the name of an option
 
 
 def run_own_command(name: str, args: Sequence[str]) -> None:
     """Parse the options of a command and call its function."""
     function = getattr(importlib.import_module(f"ksm_lightning.cli.{name}"), name)
-    description = (function.__doc__ or "").partition("Args:")[0].strip()
-    parser = KSMArgumentParser(prog=f"ksm {name}", description=description)
-    parser.add_argument("--config", action=ActionConfigFile, help="A YAML file with options.")
-    parser.add_function_arguments(function, fail_untyped=True, as_positional=OWN_COMMANDS[name].is_positional)
-    options = parser.instantiate_classes(parser.parse_args(list(args)))
+    about = inspect.cleandoc(function.__doc__ or "").partition("Args:")[0].strip()
+    wrapped = (textwrap.fill(part, width=100) for part in about.split("\n\n"))
+    description = "\n\n".join([*wrapped, examples_of(name)])
+    is_positional = name in _POSITIONAL
+    parser = KSMArgumentParser(prog=f"ksm {name}", description=description, is_positional=is_positional)
+    add_config_option(parser)
+    parser.add_function_arguments(function, fail_untyped=True, as_positional=is_positional)
+    try:
+        options = parser.instantiate_classes(parser.parse_args(list(args)))
+    except UserError as error:
+        # The parser of a class within the options knows neither its command nor its option, which is always the data.
+        hint = rf"--data.\1 ksm {name} --help."
+        raise UserError(re.sub(r"^--(\w+ is required; see) (?!ksm ).*", hint, str(error))) from error
     options.pop("config", None)
     with _sigterm_like_ctrl_c():
         function(**options)

@@ -1,24 +1,26 @@
 """The parser of ``ksm``: every mistake becomes one sentence, which names the configuration file at fault."""
 
+import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jsonargparse
 from lightning.pytorch.cli import LightningArgumentParser
 
+from ksm_lightning.cli.front import description_of
+from ksm_lightning.cli.run_options import options_of_run
+from ksm_lightning.cli.user_error import UserError, one_line
 from ksm_lightning.files import draft_of
 from ksm_lightning.runs.yaml_config import read_config
 
 _HINT = r"; see \S+( \S+)* --help\.?"
 # The messages of jsonargparse about a data section without a class, and about no data section at all.
+_REQUIRED = r"(?:([\w.]+): )?the following arguments are required: (\w+)"
 _NO_DATA = r"data: (Not a valid subclass|Expected an instantiatable .*KSMDataModule is)|.* are required: (\w+\.)?data$"
-
-
-class UserError(Exception):
-    """A mistake that the user can correct, described in one sentence."""
 
 
 class Commands:
@@ -34,16 +36,26 @@ class Commands:
         self._action.add_subcommand(name, parser, **{**kwargs, "help": parser.description})
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
+    """Shows the lines of a description as they are."""
+
+
 class KSMArgumentParser(LightningArgumentParser):
     """A parser that raises :class:`UserError` instead of printing a page of usage.
 
-    ``command`` names the command whose options it parses; it is None for the main parser.
+    Args:
+        command: The command with a Trainer whose options it parses, None for the main parser.
+        is_positional: Whether arguments without a default are given without the name of an option.
+        options: Those of the base class.
     """
 
-    def __init__(self, *args: Any, command: str | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.command = command
+    def __init__(self, *, command: str | None = None, is_positional: bool = False, **options: Any) -> None:
+        if command is not None:
+            options |= {"usage": f"ksm {command} [OPTIONS]", "description": description_of(command)}
+        super().__init__(**{"formatter_class": _HelpFormatter, **options})
+        self.command, self.is_positional = command, is_positional
         self.commands: Commands | None = None
+        self._typed = ""
 
     def add_subcommands(self, *args: Any, **kwargs: Any) -> Commands:  # type: ignore[override]
         self.commands = Commands(super().add_subcommands(*args, **kwargs))
@@ -53,22 +65,26 @@ class KSMArgumentParser(LightningArgumentParser):
         if self.command is not None:  # called by the main parser, which checks the files
             return super().parse_args(args, *rest, **kwargs)
         given = list(sys.argv[1:] if args is None else args)
-        files = config_files(given)
+        self._typed = f" {given[0]}" if self.commands and given else ""
+        files = {path: path for path in config_files(given)}  # by what stands after --config
         for path in files:
             check_config_file(path)
+        if self.commands and not files and (run := options_of_run(given)) is not None:
+            files = {run.text: str(run.path)}
+            given.insert(1, f"--config={run.text}")
         try:
-            return super().parse_args(args, *rest, **kwargs)
+            return super().parse_args(given, *rest, **kwargs)
         except UserError as error:
             at_fault = self._file_at_fault(given[:1] if self.commands else [], files, str(error))
             if at_fault is None:
                 raise
             raise UserError(f"{at_fault}: {error}") from error
 
-    def _file_at_fault(self, command: Sequence[str], files: Sequence[str], message: str) -> str | None:
+    def _file_at_fault(self, command: Sequence[str], files: Mapping[str, str], message: str) -> str | None:
         """The first file that leads to the same error without any further options."""
-        for count, path in enumerate(files, start=1):
+        for count, path in enumerate(files.values(), start=1):
             try:
-                super().parse_args([*command, *(f"--config={each}" for each in files[:count])])
+                super().parse_args([*command, *(f"--config={each}" for each in list(files)[:count])])
             except UserError as error:
                 if str(error) == message:
                     return path
@@ -80,14 +96,27 @@ class KSMArgumentParser(LightningArgumentParser):
             super().save(cfg, str(draft), *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        command, message = self.prog.replace(" [options]", ""), _shorten(message).rstrip(".")
+        command, message = self.prog.replace(" [options]", "") + self._typed, _shorten(message).rstrip(".")
+        if (required := re.fullmatch(_REQUIRED, message)) and not re.match(_NO_DATA, message):
+            section, name = required.groups()
+            option = name.upper() if self.is_positional else f"--{section + '.' if section else ''}{name}"
+            message = f"{option} is required"
         if re.match(_NO_DATA, message):
-            folder = "configs/compare" if command == "ksm compare" else "configs"
             raise UserError(
-                f"No data set is chosen: give a complete file first, such as --config {folder}/half_moons.yaml, or a "
+                "No data set is chosen: give a complete file first, such as --config half_moons, or a "
                 "datamodule, such as --data=HalfMoonsDataModule."
             ) from ex
         raise UserError(f"{message}; see {command} --help.") from ex
+
+
+def add_config_option(parser: "KSMArgumentParser") -> None:
+    """Add ``--config`` to a parser."""
+    text = (
+        "Options as YAML: a file, or a name that `ksm configs` lists. Later files and options win. A configuration is "
+        "code, as the classes that it names are imported: use files you trust."
+    )
+    action = jsonargparse.ActionConfigFile  # type: ignore[attr-defined]
+    parser.add_argument("-c", "--config", action=action, help=text, metavar="FILE")
 
 
 def config_files(args: Sequence[str]) -> list[str]:
@@ -119,17 +148,6 @@ def check_config_file(path: str) -> None:
         raise UserError(f"The configuration {path} must hold named options, such as `model: ...`, got {found}.")
 
 
-def without_types(message: str) -> str:
-    """The complaint of a class about its arguments, without the list of types in which jsonargparse wraps it."""
-    complaint = re.search(r"Subtypes: .*?Errors:\s+- (.*?)\s+- Expected a <class 'NoneType'>", message, re.DOTALL)
-    return message if complaint is None else complaint[1]
-
-
-def one_line(text: str) -> str:
-    """A text without line breaks and repeated spaces."""
-    return " ".join(text.split())
-
-
 def _shorten(message: str) -> str:
     """The message of jsonargparse in one line: the option and what is wrong with it.
 
@@ -146,4 +164,5 @@ def _shorten(message: str) -> str:
     message = re.sub(_HINT, "", one_line(message)).replace("but is abstract", "but this one has abstract methods")
     message = re.sub(r'Parser key "([^"]+)": ', r"\1: ", message)
     message = re.sub(r"Expected a (?:typing\.)?Literal\[([^]]*)\]", r"Expected one of \1", message)
+    message = re.sub(r"^([\w.]+): --(\w+ is required)", r"--\1.\2", message)  # of a class within the options
     return re.sub(r"(?:a )?<class '(?:\w+\.)*(\w+)'>", r"\1", message)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ksm_lightning.cli.device import find_device
+from ksm_lightning.cli.run_options import checkpoint_of
 from ksm_lightning.cli.step_bar import step_bar
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.files import write_text
@@ -26,12 +27,12 @@ def report(
 
     It has a summary, a diagnosis with advice, curves, landmarks, similarities, linear probes and a comparison with
     other methods. Everything except the curves is computed from the checkpoint and the data. Nothing that the run
-    folder names is imported or run. Example: ksm report runs/half_moons/version_0
+    folder names is imported or run.
 
     Args:
         run: The run folder, or a checkpoint in it.
         out: Path of the report. Only an earlier report is overwritten. Default: report.html in the run folder.
-        ckpt_path: The checkpoint. Default: checkpoints/last.ckpt of the run.
+        ckpt_path: A checkpoint. Default: checkpoints/last.ckpt of the run.
         max_points: Maximum number of random training points in the kernel errors; the time of kernel PCA grows with
             its cube.
         device: Device: cpu, cuda, or auto for cuda if available.
@@ -44,7 +45,7 @@ def report(
     if max_points < 2:
         raise ValueError(f"`max_points` must be at least 2, got {max_points}.")
     target = find_device(device)
-    source = _open(run, ckpt_path)
+    source = _open(run, None if ckpt_path is None else checkpoint_of(ckpt_path))
     page = Path(out) if out is not None else source.folder / "report.html"
     _check_target(page)
     model, data = load(source, target, data)

@@ -125,18 +125,23 @@ def energy_panel(axes: Axes, updates: Sequence[int], energies: Sequence[float], 
     """Energy of the batches over the updates, the running mean within each phase, and the ends of the phases."""
     steps, values = np.asarray(updates), np.asarray(energies, dtype=float)
     axes.plot(steps, values, color="0.75", linewidth=0.8, label="batch")
-    window = min(len(values), 20)
+    window = min(20, max(2, len(values) // 4))
+    means = []
     for start, stop in pairwise([0, *phase_ends, np.inf]):
         phase = (steps > start) & (steps <= stop)
-        if window > 1 and phase.sum() >= window:
-            mean = np.convolve(values[phase], np.ones(window) / window, mode="valid")
-            axes.plot(steps[phase][window - 1 :], mean, color="#d81f2a", linewidth=1.5, label=f"mean of {window}")
+        if len(values) > 1 and phase.any():
+            # The first values of a phase have fewer before them.
+            sums = np.convolve(values[phase], np.ones(window))[: phase.sum()]
+            means.append(sums / np.minimum(np.arange(1, phase.sum() + 1), window))
+            axes.plot(steps[phase], means[-1], color="#d81f2a", linewidth=1.5, label=f"mean of up to {window}")
     for end in phase_ends:
         axes.axvline(end, color="0.5", linestyle=":", linewidth=1)
     if len(values):
         # The first energies can be orders of magnitude larger; the axis shows where the run converges.
         low, high = np.percentile(values[len(values) // 3 :], [1, 99])
-        axes.set_ylim(low - 0.5 * (high - low) - 1e-9, high + (high - low) + 1e-9)
+        spread = high - low
+        shown = [mean for curve in means for mean in curve if mean < high + 5 * spread]
+        axes.set_ylim(low - 0.5 * spread - 1e-9, max([high + spread, *shown]) + 0.05 * spread + 1e-9)
     axes.set(xlabel="update", ylabel="energy $e$")
     axes.set_title("Energy")
     handles, labels = axes.get_legend_handles_labels()

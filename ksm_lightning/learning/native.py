@@ -2,18 +2,21 @@
 
 numba compiles the loops of :mod:`.native_block` and :mod:`.native_tight` once per kernel and dtype, in a few seconds,
 and keeps the machine code in a folder of the user's. Without numba (the extra ``fast``), updates run as torch
-operations.
+operations. A short training does not wait for the compiler, see :func:`is_worth_compiling`.
 """
 
 import hashlib
+import importlib.metadata
 import logging
 import os
+import platform
 import stat
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +32,7 @@ from ksm_lightning.learning.exact_tight import JITTER
 from ksm_lightning.learning.observation import Observation
 from ksm_lightning.learning.rules import GainRule, NaturalRule
 from ksm_lightning.learning.tight_rule import TightRule, keeps_lengths
-from ksm_lightning.network import KSMNetwork
+from ksm_lightning.network import KSMNetwork, TightNetwork
 from ksm_lightning.network.functional import EnergyTerms
 
 _logger = logging.getLogger(__name__)
@@ -57,14 +60,7 @@ class NativeUpdates:
 
     def fits(self, batches: Tensor) -> bool:
         """Whether a block of batches (updates, batch, m) should run in machine code."""
-        W, (_, batch, m) = self.network.W, batches.shape
-        if W.device.type != "cpu" or W.dtype not in (torch.float32, torch.float64) or batch == 0:
-            return False
-        n, p = self.network.num_neurons, len(W)
-        if not self.is_forced and (p > MOST_LANDMARKS or p * batch * max(m, n) > MOST_PRODUCTS):
-            return False
-        found = scalar.scalar_kernel(self.network.kernel, torch.finfo(W.dtype).eps)
-        return found is not None and _are_in_range(found.params, W.dtype) and is_available()
+        return _scalar_form(self.network, batches.shape[1], self.is_forced) is not None and is_available()
 
     def run(self, batches: Tensor, sizes: np.ndarray, observed: Sequence[int] = ()) -> tuple[int, list[Observation]]:
         """One update per batch (updates, batch, m) with step sizes (updates, 3) of W, q and L.
@@ -96,6 +92,54 @@ class NativeUpdates:
             torch.autograd.graph.increment_version(each)
         shown = zip(torch.from_numpy(k).mT, torch.from_numpy(y).mT, torch.from_numpy(numbers), strict=True)
         return failed, [_observation(*each) for each in shown]
+
+
+def _scalar_form(network: KSMNetwork, batch: int, is_forced: bool) -> scalar.ScalarKernel | None:
+    """The kernel of a network as functions of numbers; None if batches should not run in machine code."""
+    W, n = network.W, network.num_neurons
+    if W.device.type != "cpu" or W.dtype not in (torch.float32, torch.float64) or batch == 0:
+        return None
+    p, m = W.shape
+    if not is_forced and (p > MOST_LANDMARKS or p * batch * max(m, n) > MOST_PRODUCTS):
+        return None
+    found = scalar.scalar_kernel(network.kernel, torch.finfo(W.dtype).eps)
+    return found if found is not None and _are_in_range(found.params, W.dtype) else None
+
+
+def is_worth_compiling(network: KSMNetwork, batch: int, updates: int) -> bool:
+    """Whether a training should use machine code where it can: not if it is short and would wait for the compiler.
+
+    The compiler takes 6 to 9 seconds, in every process of a parallel search. So a process that finds no machine code on
+    disk starts with torch operations, and compiles when its updates have lost about as much time to them: it never
+    takes much more than twice as long as with the better choice. Both ways agree up to rounding.
+
+    Args:
+        network: The network.
+        batch: Points per update.
+        updates: Number of updates of the training.
+    """
+    found = _scalar_form(network, batch, is_forced=False)
+    if found is None or not is_available():
+        return True
+    code = _code_name(found.formula, isinstance(network, TightNetwork), network.W.numpy(force=True).dtype)
+    if code not in _is_ready:  # once per process: trainings of a process should not differ by what others compile
+        _is_ready[code] = any((folder / code).exists() for folder in _places())
+    if not _is_ready[code]:
+        _updates_without[code] += updates
+    return _is_ready[code] or _updates_without[code] >= PATIENCE
+
+
+PATIENCE = 10_000
+"""Updates by torch operations in a process that take as much longer than machine code as its compilation takes."""
+_is_ready: dict[str, bool] = {}
+_updates_without: Counter[str] = Counter()
+
+
+def _code_name(formula: scalar.Formula, is_tight: bool, dtype: np.dtype[Any]) -> str:
+    """The name of the file that says that machine code for a kernel, bound and dtype is on disk."""
+    bound, python = "tight" if is_tight else "paper", sys.implementation.cache_tag
+    about = f"{python}-{importlib.metadata.version('numba')}-{platform.machine()}-{_source_digest()}"
+    return f"{formula.__name__}-{bound}-{dtype}-{about}.ready"
 
 
 def _observation(k: Tensor, y: Tensor, numbers: Tensor) -> Observation:
@@ -136,7 +180,7 @@ def _compile(
     with _cache_folder(numba.config) as folder:
         compiled = numba.njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=folder is not None)(block)
     COMPILED.append(compiled)
-    return _announced(compiled, formula)
+    return _announced(compiled, formula, is_tight, folder)
 
 
 COMPILED: list[Any] = []
@@ -151,8 +195,8 @@ def _register(register_jitable: Any, function: Any) -> None:
         _registered.add(function)
 
 
-def _announced(compiled: Any, formula: Callable[..., Any]) -> Callable[..., int]:
-    """The compiled function; a call that takes long because it compiles says so in the log."""
+def _announced(compiled: Any, formula: scalar.Formula, is_tight: bool, folder: Path | None) -> Callable[..., int]:
+    """The compiled function; a call that compiles says so in the log, and to :func:`is_worth_compiling`."""
 
     def call(*args: Any) -> int:
         known = len(compiled.signatures)
@@ -161,6 +205,11 @@ def _announced(compiled: Any, formula: Callable[..., Any]) -> Callable[..., int]
         if len(compiled.signatures) > known:
             seconds = time.perf_counter() - start
             _logger.debug("Updates with the kernel %s: ready after %.1f s.", formula.__name__, seconds)
+            code = _code_name(formula, is_tight, args[0].dtype)
+            _is_ready[code] = True
+            if folder is not None:
+                with suppress(OSError):
+                    (folder / code).touch()
         return failed
 
     return call
@@ -182,11 +231,21 @@ def _cache_folder(config: Any) -> Iterator[Path | None]:
         config.CACHE_DIR = before
 
 
-def _folders() -> Iterator[Path]:
-    """Folders for compiled code, best first. Their name changes with the source, so that old code is never used."""
+def _places() -> Iterator[Path]:
+    """Where compiled code may be, without importing numba."""
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    yield from [Path(chosen)] if chosen else (folder for folder in _folders() if folder.is_dir())
+
+
+def _source_digest() -> str:
     files = [Path(module.__file__ or "") for module in (scalar, native_algebra, native_block, native_tight)]
     sources = [file.read_bytes() for file in (*files, files[1].with_name("native_exponential.py"))]
-    name = f"native-{hashlib.sha256(b''.join(sources)).hexdigest()[:16]}"
+    return hashlib.sha256(b"".join(sources)).hexdigest()[:16]
+
+
+def _folders() -> Iterator[Path]:
+    """Folders for compiled code, best first. Their name changes with the source, so that old code is never used."""
+    name = f"native-{_source_digest()}"
     if sys.platform == "win32":
         home = os.environ.get("LOCALAPPDATA")
     else:

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
+from ksm_lightning.learning.acceleration import Acceleration
 from ksm_lightning.learning.exact import balance
 from ksm_lightning.learning.learner import Learner
+from ksm_lightning.learning.native import is_worth_compiling
 from ksm_lightning.learning.schedule import Schedule, make_schedule
 from ksm_lightning.learning.units import candidate_count, natural_ridge, points_to_draw
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
@@ -59,8 +61,8 @@ def train(
     generator = torch.Generator().manual_seed(seed)
     batch = batch_size or BATCH_SIZES[bound]
     learner = _started_learner(
-        kernel, x, num_neurons, schedule, bound=bound, num_landmarks=num_landmarks, ridge=ridge, init=init,
-        keeps_landmarks=keeps_landmarks, generator=generator,
+        kernel, x, num_neurons, schedule, bound=bound, num_landmarks=num_landmarks, batch=batch,
+        ridge=ridge, init=init, keeps_landmarks=keeps_landmarks, generator=generator,
     )  # fmt: skip
 
     def batches() -> Iterator[Tensor]:
@@ -89,6 +91,7 @@ def _started_learner(
     *,
     bound: Bound,
     num_landmarks: int | None,
+    batch: int,
     ridge: float | None,
     init: Initialiser | None,
     keeps_landmarks: bool,
@@ -102,7 +105,10 @@ def _started_learner(
     network = NETWORKS[bound](
         kernel, x.shape[1], num_neurons, first_ridge, init, generator=generator, num_landmarks=num_landmarks
     ).to(x)
-    learner = Learner(network, schedule, chooses_ridge=ridge is None, keeps_landmarks=keeps_landmarks)
+    acceleration: Acceleration = "auto" if is_worth_compiling(network, batch, schedule.total_updates) else "none"
+    learner = Learner(
+        network, schedule, chooses_ridge=ridge is None, acceleration=acceleration, keeps_landmarks=keeps_landmarks
+    )
     if learner.stage == "unstarted":
         learner.start(candidates)
     return learner
@@ -140,8 +146,8 @@ def train_on_few(
         return network_at(kernel, different, x, num_neurons, bound)
     if updates == 0:
         learner = _started_learner(
-            kernel, x, num_neurons, make_schedule(None, 1, bound), bound=bound, num_landmarks=p, ridge=None, init=None,
-            keeps_landmarks=keeps_landmarks, generator=torch.Generator().manual_seed(seed),
+            kernel, x, num_neurons, make_schedule(None, 1, bound), bound=bound, num_landmarks=p, batch=1,
+            ridge=None, init=None, keeps_landmarks=keeps_landmarks, generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
         learner.finish(torch.split(x, _PART))
         return learner.network

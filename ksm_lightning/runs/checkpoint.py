@@ -44,20 +44,43 @@ _COVERED = {
 _VERSION, _WRITTEN_BY = "pytorch-lightning_version", "legacy_pytorch-lightning_version"
 
 
+def find_checkpoint(path: str | Path) -> Path:
+    """The checkpoint file that a path means: the file itself, or ``checkpoints/last.ckpt`` of a run folder.
+
+    Raises:
+        FileNotFoundError: If the file does not exist, or the folder is not that of a run.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise FileNotFoundError(f"There is no checkpoint {path}.")
+    found = last_checkpoint(path)
+    if found.is_file():
+        return found
+    runs = [each.parents[1] for each in path.glob("*/checkpoints/last.ckpt")]
+    hint = max(runs, key=lambda run: run.stat().st_mtime) if runs else "runs/half_moons/version_0"
+    raise FileNotFoundError(f"{path} is a folder without checkpoints/last.ckpt: give that of a run, such as {hint}.")
+
+
+def last_checkpoint(folder: Path) -> Path:
+    """The file of the last checkpoint of a run folder."""
+    return folder / "checkpoints" / "last.ckpt"
+
+
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The content of a checkpoint on the CPU, after checking that a model can be made from it.
 
     Args:
-        path: A ``.ckpt`` file written by ``ksm fit`` or ``Trainer.save_checkpoint``.
+        path: A ``.ckpt`` file written by ``ksm fit`` or ``Trainer.save_checkpoint``, or a run folder, which stands for
+            its last checkpoint.
 
     Raises:
         FileNotFoundError: If the file does not exist.
         ValueError: If it is damaged, holds more than tensors and plain values, was not written by this version of the
             package, names a kernel that is not registered, contradicts itself, or does not match its digest.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no checkpoint {path}.")
+    path = find_checkpoint(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about unusual pickles before it refuses them

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import jsonargparse
 
 from ksm_lightning.data import CroppedMNISTDataModule, DatasetDataModule, KSMDataModule
-from ksm_lightning.runs.checkpoint import preprocessing_of, read_checkpoint
+from ksm_lightning.runs.checkpoint import last_checkpoint, preprocessing_of, read_checkpoint
 from ksm_lightning.runs.yaml_config import read_config
 
 _CONFIG, _CHECKPOINTS = "config.yaml", "checkpoints"
@@ -33,7 +33,8 @@ class FinishedRun:
 
     Args:
         folder: The run folder.
-        checkpoint_path: The checkpoint to read. Default: ``checkpoints/last.ckpt`` in the folder.
+        checkpoint_path: The checkpoint to read, or the folder of another run. Default: ``checkpoints/last.ckpt`` in the
+            folder.
     """
 
     def __init__(self, folder: str | Path, checkpoint_path: str | Path | None = None) -> None:
@@ -42,12 +43,14 @@ class FinishedRun:
             raise FileNotFoundError(f"There is no run folder {folder}: {_ADVICE}.")
         if not (self.folder / _CONFIG).is_file():
             raise FileNotFoundError(f"{folder} is not a run folder, as it has no {_CONFIG}: {_ADVICE}.")
-        self.checkpoint_path = Path(checkpoint_path or self.folder / _CHECKPOINTS / "last.ckpt")
+        chosen = Path(checkpoint_path or self.folder)
+        self.checkpoint_path = last_checkpoint(chosen) if chosen.is_dir() else chosen
 
     @classmethod
     def of_checkpoint(cls, path: str | Path) -> Self | None:
-        """The run of a checkpoint ``RUN/checkpoints/NAME.ckpt``; None for a checkpoint outside of a run folder."""
-        folder = Path(path).absolute().parent
+        """The run of a checkpoint ``RUN/checkpoints/NAME.ckpt`` or a run folder; None for a checkpoint elsewhere."""
+        path = last_checkpoint(Path(path)) if Path(path).is_dir() else Path(path)
+        folder = path.absolute().parent
         is_in_run = folder.name == _CHECKPOINTS and (folder.parent / _CONFIG).is_file()
         return cls(folder.parent, path) if is_in_run else None
 
@@ -170,6 +173,12 @@ def _names_class(value: Any) -> bool:
     if isinstance(value, dict):
         return "class_path" in value or any(map(_names_class, value.values()))
     return isinstance(value, list) and any(map(_names_class, value))
+
+
+def own_datamodule(class_path: str) -> type[KSMDataModule] | None:
+    """The datamodule of this package with this path; None if it is another class."""
+    found = imported_datamodule(class_path)
+    return found if found is not None and _is_own(found) else None
 
 
 def _subclasses(base: type[KSMDataModule]) -> Iterator[type[KSMDataModule]]:

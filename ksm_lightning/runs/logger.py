@@ -79,12 +79,22 @@ class RunLogger(TensorBoardLogger):
             raise failures[0]
 
 
-def log_final_scores(loggers: Iterable[Logger], hparams: dict[str, Any], metrics: Mapping[str, Any]) -> None:
-    """Log hyper-parameters with the final scores among the metrics, for TensorBoard's hparams tab."""
+# What tells runs apart comes first among the columns of TensorBoard's hparams tab.
+_FIRST_COLUMNS = ("kernel", "kernel_params", "num_neurons", "bound", "num_landmarks", "updates", "phases")
+
+
+def log_final_scores(
+    loggers: Iterable[Logger], hparams: Mapping[str, Any], metrics: Mapping[str, Any], update: int
+) -> None:
+    """Log the final scores among the metrics at the last update, with hyper-parameters for TensorBoard's hparams tab.
+
+    Hyper-parameters that are not set are left out.
+    """
     scores = {names.final(name): float(metrics[name]) for name in names.FINAL_SCORES if name in metrics}
+    columns = {name: hparams[name] for name in (*_FIRST_COLUMNS, *hparams) if hparams.get(name) is not None}
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger) and scores:
-            logger.log_hyperparams(hparams, scores)
+            logger.log_hyperparams(columns, scores, update)
 
 
 def _claim(root: Path, wanted: int | str | None) -> int | str:

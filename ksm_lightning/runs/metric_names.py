@@ -1,7 +1,7 @@
 """The names of all logged metrics, for the module, the callbacks, the command line and the report.
 
-A name is ``group/quantity``. The groups ``train``, ``val`` and ``test`` are stages; the other groups are about single
-updates.
+A name is ``group/quantity``, and TensorBoard sorts by it: ``final``, the scores at the end of a run; the stages
+``test``, ``train`` and ``val``, with energy and kernel error; and ``weights``, what each update does to W, q and L.
 """
 
 from typing import Literal
@@ -43,15 +43,16 @@ def kmeans_accuracy(stage: Stage, features: Literal["x", "y"]) -> str:
 
 def rate(parameter: str) -> str:
     """Step size of W, q or L."""
-    return f"rate/{parameter}"
+    return f"weights/rate_{parameter}"
 
 
 def of_update(seen: Observation) -> dict[str, Tensor]:
     """The values of one update that are logged: energy, its terms, gradient norms and health."""
-    values = {TRAIN_ENERGY: seen.energy.total, "health/min_abs_q": seen.smallest_gain}
-    values["health/condition_L"] = seen.condition  # a lower bound
-    values |= {f"energy/{term}": value for term, value in seen.energy._asdict().items()}
-    return values | {f"gradient_norm/{name}": norm for name, norm in zip("WqL", seen.gradient_norms, strict=True)}
+    values = {TRAIN_ENERGY: seen.energy.total, "weights/min_abs_q": seen.smallest_gain}
+    values["weights/condition_L"] = seen.condition  # a lower bound
+    values |= {f"{TRAIN_ENERGY}_{term}": value for term, value in seen.energy._asdict().items()}
+    norms = zip("WqL", seen.gradient_norms, strict=True)
+    return values | {f"weights/gradient_norm_{name}": norm for name, norm in norms}
 
 
 def final(metric: str) -> str:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -259,14 +260,21 @@ def crossover(n: int, rounds: int) -> list[tuple[int, float, float]]:
 
 def imports(rounds: int) -> dict[str, float]:
     """Seconds of processes, and of the imports inside one."""
+    ksm = ["-m", "ksm_lightning.cli"]
     commands = {
-        "torch": [sys.executable, "-c", "import torch"],
-        "package": [sys.executable, "-c", "import ksm_lightning"],
-        "network": [sys.executable, "-c", "from ksm_lightning import KSMNetwork, train"],
-        "sklearn": [sys.executable, "-c", "import torch, sklearn.base, sklearn.utils.validation"],
-        "estimator": [sys.executable, "-c", "from ksm_lightning.sklearn import KSMTransformer"],
-        "lightning": [sys.executable, "-c", "import lightning"],
-        "help": [sys.executable, "-m", "ksm_lightning.cli", "--help"],
+        "torch": ["-c", "import torch"],
+        "package": ["-c", "import ksm_lightning"],
+        "network": ["-c", "from ksm_lightning import KSMNetwork, train"],
+        "sklearn": ["-c", "import torch, sklearn.base, sklearn.utils.validation"],
+        "estimator": ["-c", "from ksm_lightning.sklearn import KSMTransformer"],
+        "lightning": ["-c", "import lightning"],
+        "help": [*ksm, "--help"],
+        "nothing": ksm,
+        "version": [*ksm, "--version"],
+        "typo": [*ksm, "fti"],
+        "option": [*ksm, "--nonsense"],
+        "config": [*ksm, "fit", "--config", "half_mons"],
+        "fit_help": [*ksm, "fit", "--help"],
     }
     code = (
         "import lightning, time; start = time.perf_counter(); import ksm_lightning.module, ksm_lightning.extractor; "
@@ -276,11 +284,58 @@ def imports(rounds: int) -> dict[str, float]:
     contest = Contest(
         above=lambda: float(subprocess.run(inside, check=True, capture_output=True, text=True).stdout.split()[-1]),
         **{
-            name: lambda command=command: seconds_of(lambda: subprocess.run(command, check=True, capture_output=True))
+            name: lambda command=command: seconds_of(
+                lambda: subprocess.run([sys.executable, *command], check=False, capture_output=True)
+            )
             for name, command in commands.items()
         },
     )
-    return {name: time / 1e3 for name, time in contest.run(rounds, "imports").items()}
+    return {name: milliseconds / 1e3 for name, milliseconds in contest.run(rounds, "imports").items()}
+
+
+# Scores a pipeline on wine twice, with a number of jobs; prints the seconds of both calls.
+CROSS_VALIDATION = """
+import sys, time
+from sklearn.datasets import load_wine
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from ksm_lightning.sklearn import KSMTransformer
+X, y = load_wine(return_X_y=True)
+features = KSMTransformer(n_components=20, kernel_params={"sigma": 3.0}, random_state=0)
+pipeline = make_pipeline(StandardScaler(), features, LogisticRegression(max_iter=2000))
+for _ in range(2):
+    start = time.perf_counter()
+    cross_val_score(pipeline, X, y, cv=5, n_jobs=int(sys.argv[1]))
+    print(time.perf_counter() - start)
+"""
+COMPILE = """
+import numpy as np
+from ksm_lightning.learning import native
+from ksm_lightning.sklearn import KSMTransformer
+native.PATIENCE = 0
+KSMTransformer(5, random_state=0).fit(np.random.rand(100, 2))
+"""
+
+
+def cross_validation(rounds: int) -> dict[tuple[str, int], tuple[float, float, float]]:
+    """Seconds of the whole process, of its first and of its second call, by state of the compiled code and jobs."""
+    best: dict[tuple[str, int], tuple[float, float, float]] = {}
+    with tempfile.TemporaryDirectory() as compiled, tempfile.TemporaryDirectory() as empty:
+        subprocess.run([sys.executable, "-c", COMPILE], check=True, env={**os.environ, "XDG_CACHE_HOME": compiled})
+        for _ in range(rounds):
+            for state, folder in (("none", empty), ("on disk", compiled)):
+                for jobs in (1, 2):
+                    start = time.perf_counter()
+                    done = subprocess.run(
+                        [sys.executable, "-c", CROSS_VALIDATION, str(jobs)], check=True, capture_output=True, text=True,
+                        env={**os.environ, "XDG_CACHE_HOME": folder},
+                    )  # fmt: skip
+                    found = (time.perf_counter() - start, *map(float, done.stdout.split()))
+                    before = best.get((state, jobs), found)
+                    best[state, jobs] = (min(found[0], before[0]), min(found[1], before[1]), min(found[2], before[2]))
+    return best
 
 
 def peak_memory(arguments: list[str]) -> float:

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from helpers import references
 from helpers.runs import model, moons, trainer
@@ -166,7 +167,11 @@ def test_final_scores_are_logged_with_the_hyper_parameters(tmp_path):
     for name, metric in (("final/kernel_nrmse", "val/kernel_nrmse"), ("final/probe_accuracy", "test/probe_accuracy")):
         (scalar,) = events.Scalars(name)
         assert scalar.value == pytest.approx(run.callback_metrics[metric].item(), rel=1e-6)
-    assert any("hparams" in tag for tag in events.summary_metadata)
+        assert scalar.step == 30, "the last update"
+    content = events.summary_metadata["_hparams_/experiment"].plugin_data.content
+    columns = [info.name for info in HParamsPluginData.FromString(content).experiment.hparam_infos]
+    assert columns[:3] == ["kernel", "kernel_params/sigma", "num_neurons"]
+    assert "updates" not in columns, "it is not set"
 
 
 def test_the_test_error_uses_the_test_points():

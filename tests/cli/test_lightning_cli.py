@@ -249,7 +249,8 @@ def test_another_seed_for_the_batches_of_a_continued_run_is_refused(capsys):
 
 def test_evaluation_without_a_checkpoint_is_refused(capsys):
     for command in ("validate", "test", "predict"):
-        assert "needs a trained network: give --ckpt_path" in refused(capsys, command, "--config", HALF_MOONS)
+        sentence = refused(capsys, command, "--config", HALF_MOONS)
+        assert sentence.endswith("needs a trained network: give its run folder as --ckpt_path.")
 
 
 def test_the_cpu_is_used_where_auto_would_be_apples_gpu(capsys, monkeypatch):

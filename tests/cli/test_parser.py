@@ -67,7 +67,7 @@ def test_bad_options_get_one_sentence_and_leave_nothing(capsys, options, message
         ("model: {num_neurons: [", "The configuration overlay.yaml is not valid YAML: while parsing a flow node"),
         ("", "The configuration overlay.yaml must hold named options, such as `model: ...`, got nothing."),
         ("- model", "The configuration overlay.yaml must hold named options, such as `model: ...`, got a list."),
-        (None, "overlay.yaml: config: File does not exist: "),
+        (None, "There is no configuration overlay.yaml, neither as a file nor in the package"),
     ],
 )
 def test_the_error_names_the_file_at_fault(capsys, content, message):
@@ -133,8 +133,8 @@ def test_help_lists_every_command_with_an_example(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     text = " ".join(capsys.readouterr().out.split())
-    for command in ("fit", "validate", "test", "predict", "export", "compare", "report"):
-        assert f": ksm {command} " in text
+    for command in ("fit", "validate", "test", "predict", "export", "compare", "report", "configs"):
+        assert f". ksm {command} " in text
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
@@ -154,6 +154,36 @@ def test_help_explains_every_option_of_this_package(capsys, command):
         assert not explanation.startswith(("(type", "--")), option
     has = {name: f"--{name}." in text for name in ("figures", "checkpoint", "features")}
     assert has == {"figures": command == "fit", "checkpoint": command == "fit", "features": command == "predict"}
+
+
+def test_help_begins_with_examples_and_the_options_of_this_package(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:7] == [
+        "usage: ksm fit [OPTIONS]", "", "Train a network and write a run folder.", "", "examples:",
+        "  ksm fit --config half_moons", "  ksm fit --config half_moons --model.num_neurons=32 --seed_everything=1",
+    ]  # fmt: skip
+    assert max(map(len, lines)) <= 100
+    sections = [match[1] for line in lines if (match := re.match(r"[A-Z].*\(--(\w+)\)", line))]
+    assert sections == [
+        "model", "data", "kernel_error", "probe", "kmeans", "figures", "guard", "checkpoint", "trainer"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["export"], "--ckpt_path is required; see ksm export --help."),
+        (["report"], "RUN is required; see ksm report --help."),
+        (["fit", "--data=ArrayDataModule"], "--data.path is required; see ksm fit --help."),
+        (["compare", "--data=ArrayDataModule"], "--data.path is required; see ksm compare --help."),
+    ],
+    ids=str,
+)
+def test_a_missing_option_is_named_as_it_is_typed(capsys, command, sentence):
+    assert refused(capsys, *command) == sentence
 
 
 def test_help_of_a_datamodule(capsys):

@@ -58,6 +58,19 @@ def test_bars_and_curves_show_the_given_values():
     assert [text.get_text() for text in curves.get_legend().get_texts()] == ["one", "two"]
 
 
+def test_the_mean_energy_starts_with_the_run_and_with_each_phase():
+    updates, energies = list(range(1, 41)), np.random.RandomState(0).randn(40)
+    axes = figures.draw(lambda axes: figures.energy_panel(axes, updates, energies, [30])).axes[0]
+    means = {line.get_xdata()[0]: line for line in axes.lines if line.get_label() == "mean of up to 10"}
+    assert sorted(means) == [1, 31]
+    for first, last in ((1, 30), (31, 40)):
+        assert means[first].get_xdata().tolist() == list(range(first, last + 1))
+        expected = [energies[max(first - 1, end - 10) : end].mean() for end in range(first, last + 1)]
+        np.testing.assert_allclose(means[first].get_ydata(), expected, rtol=1e-10, atol=1e-12)
+    short = figures.draw(lambda axes: figures.energy_panel(axes, [50, 100], [3.0, 1.0])).axes[0]
+    assert [line.get_ydata().tolist() for line in short.lines] == [[3.0, 1.0], [3.0, 2.0]]
+
+
 def test_panels_of_a_silent_network_are_drawn():
     x, y = np.random.RandomState(0).randn(20, 2), np.zeros((20, 3))
     plane = figures.Plane(x)

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from ksm_lightning.kernels.scalar import scalar_kernel
 from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, Rates, TightSchedule, native, train
 from ksm_lightning.learning.rules import NaturalRule
 from ksm_lightning.learning.tight_rule import TightRule
-from ksm_lightning.network import NormalInit, TightNetwork
+from ksm_lightning.network import NETWORKS, NormalInit, TightNetwork
 
 pytest.importorskip("numba", reason="machine code needs numba")
 
@@ -321,12 +322,74 @@ def test_signals_are_looked_at_every_thousand_updates():
     assert learner.learn(x, should_stop=lambda: looks.append(None) or len(looks) == 2) == 2000
 
 
+# ---------------------------------------------------------------------- short trainings
+
+
+@pytest.fixture
+def cold(tmp_path, monkeypatch):
+    """A process that has compiled nothing, on a machine without compiled code; returns its folder for such code."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "_is_ready", {})
+    monkeypatch.setattr(native, "_updates_without", Counter())
+    monkeypatch.setattr(native, "PATIENCE", 1000)
+    return next(native._folders())
+
+
+def is_worth(updates, *, p=16, kernel=None, bound="paper", dtype=torch.float32):
+    kernel = kernel or GaussianKernel(0.5)
+    network = NETWORKS[bound](kernel, 2, 16, num_landmarks=p if bound == "tight" else None).to(dtype)
+    return native.is_worth_compiling(network, 64, updates)
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_process_compiles_when_torch_operations_have_taken_as_long():
+    assert [is_worth(400) for _ in range(4)] == [False, False, True, True]
+    assert not is_worth(400, bound="tight"), "other code was counted with it"
+    assert not is_worth(400, dtype=torch.float64)
+    assert is_worth(1000, bound="tight")
+
+
+def test_compiled_code_on_disk_is_used_by_the_next_process(cold):
+    assert not is_worth(10)
+    cold.mkdir(parents=True)
+    [code] = native._is_ready
+    (cold / code).touch()
+    assert not is_worth(10), "the trainings of a process would differ"
+    native._is_ready.clear()
+    assert is_worth(10)
+    assert not is_worth(10, bound="tight")
+
+
+@pytest.mark.usefixtures("cold")
+def test_networks_that_never_run_in_machine_code_are_not_counted():
+    class Own(GaussianKernel):
+        pass
+
+    assert is_worth(10, kernel=Own(0.5))
+    assert is_worth(10, p=native.MOST_LANDMARKS + 1, bound="tight")
+    assert not native._updates_without
+
+
+def test_a_short_training_does_not_even_import_numba(tmp_path):
+    code = (
+        "import sys, torch\nfrom ksm_lightning.sklearn import KSMTransformer\n"
+        "KSMTransformer(5, random_state=0).fit(torch.rand(100, 2).numpy()).transform([[0.0, 0.0]])\n"
+        "print('numba' in sys.modules)"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "NUMBA_CACHE_DIR": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, env=environment
+    )
+    assert done.stdout.strip() == "False", done.stderr
+
+
 # ---------------------------------------------------------------------- compiled code on disk
 
 TRAIN = """
 import hashlib, sys, torch
 from ksm_lightning import AdaptiveSchedule, GaussianKernel
 from ksm_lightning.learning import native, train
+native.PATIENCE = 0
 x, digest = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0)), hashlib.sha256()
 network = train(GaussianKernel(0.5), x, 16, AdaptiveSchedule(300), seed=0, batch_size=64)
 for weights in network.parameters():

@@ -138,7 +138,7 @@ def test_deep_nesting_is_refused_at_once(run):
 
 
 def test_the_help_says_that_a_configuration_is_code(capsys):
-    for options, text in ((["--help"], "A configuration file is code"), (["fit", "--help"], "a configuration is code")):
+    for options, text in ((["--help"], "A configuration file is code"), (["fit", "--help"], "A configuration is code")):
         with pytest.raises(SystemExit):
             main(options)
         assert text in " ".join(capsys.readouterr().out.split())
