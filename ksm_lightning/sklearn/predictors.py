@@ -42,6 +42,8 @@ _RIDGE_PENALTIES = tuple(10.0 ** (power / 2) for power in range(-14, 8))
 # for a fit to fewer, by dtype.
 _ROUGH, _MANY = 1e-5, 20_000_000
 _FINE = {torch.float32: 1e-8, torch.float64: 1e-11}
+# From this number of samples on, the penalty of the classifier is chosen on one held-out part, the first.
+_CROSS_VALIDATED = 2000
 # From this number of samples on, width and penalty are chosen on samples that are held out.
 _ENOUGH = 10
 # The penalty of fewer samples, in the same units as those above.
@@ -144,8 +146,9 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         self.penalty_ = float(self.penalty) if self.penalty != AUTO else _PENALTY_OF_FEW * unit
         if self.penalty == AUTO and has_enough:
             candidates = [unit * penalty for penalty in penalties]
+            is_costly = labels is not None and len(chosen) >= _CROSS_VALIDATED
             losses = held_out_losses(
-                z[chosen], some.weights, held_out,
+                z[chosen], some.weights, held_out[:1] if is_costly else held_out,
                 lambda parts, weights: self._fit_maps(parts, some.y, candidates, weights, is_final=False),
                 lambda outputs: self._losses(outputs, some.y),
             )  # fmt: skip
@@ -174,8 +177,9 @@ class KSMClassifier(ClassifierMixin, _KernelPredictor):  # type: ignore[misc]
 
     With ``sigma="auto"`` the width is the one of 9, from 0.25 to 4 times the median distance of two samples, at which
     ridge regression on random landmarks has the lowest held-out error; with ``penalty="auto"`` the penalty is the one
-    with the lowest held-out loss. Below 2,000 samples both are chosen by 5-fold cross-validation, otherwise on a part
-    of 5,000 samples or more. The model is then fitted to all samples. The result does not depend on their order.
+    with the lowest held-out loss. Both are chosen by 5-fold cross-validation in up to 10,000 samples, or 20 per feature;
+    the penalty of 2,000 samples or more on one of the folds. The model is then fitted to all samples. The result does
+    not depend on their order.
 
     Args:
         n_components, kernel, sigma, degree, order, gamma, coef0, kernel_params, n_landmarks, bound, readout, updates,
