@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels import Kernel
+from ksm_lightning.kernels import Kernel, random_subset
 from ksm_lightning.learning.exact import balance
 from ksm_lightning.learning.learner import Learner
+from ksm_lightning.learning.samples import Samples, in_blocks
 from ksm_lightning.learning.schedule import Schedule, make_schedule
 from ksm_lightning.learning.units import candidate_count, natural_ridge, points_to_draw
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
@@ -16,13 +17,15 @@ from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initia
 _BLOCK = 50
 BATCH_SIZES: dict[Bound, int] = {"paper": 64, "tight": 1024}
 """Default number of points per update: the tight bound needs large batches for W."""
+# Number of samples that determine the network if there is a landmark for every different one.
+_MOST_OF_FEW = 100_000
 REFINEMENT = 10
 """Number of Lloyd iterations of a start at data points with natural steps."""
 
 
 def train(
     kernel: Kernel,
-    x: Tensor,
+    x: Tensor | Samples,
     num_neurons: int,
     schedule: Schedule,
     *,
@@ -39,7 +42,7 @@ def train(
 
     Args:
         kernel: The similarity.
-        x: The data (samples, m). The network has its device and dtype.
+        x: The data (samples, m), or :class:`Samples`. The network has its device and dtype.
         num_neurons: Number of neurons n.
         schedule: The schedule. With natural steps it includes the start and moves idle landmarks.
         bound: ``paper``, or ``tight`` for a :class:`~ksm_lightning.network.TightNetwork`.
@@ -70,7 +73,7 @@ def train(
     first_ridge = PAPER_RIDGE if ridge is None else ridge
     network = NETWORKS[bound](
         kernel, x.shape[1], num_neurons, first_ridge, init, generator=generator, num_landmarks=num_landmarks
-    ).to(x)
+    ).to(x[:1])
     learner = Learner(network, schedule, chooses_ridge=ridge is None)
     if learner.stage == "unstarted":
         learner.start(candidates)
@@ -79,13 +82,13 @@ def train(
         made += learner.learn(block, made, sample=lambda update, batch: sample(points_to_draw(update, count)))
     learner.keep_best()
     if schedule.is_natural if consolidate_at_end is None else consolidate_at_end:
-        learner.finish(torch.split(x, 8192))
+        learner.finish(in_blocks(x))
     return network
 
 
 def train_on_few(
     kernel: Kernel,
-    x: Tensor,
+    x: Tensor | Samples,
     num_neurons: int,
     updates: int,
     *,
@@ -103,9 +106,12 @@ def train_on_few(
     p = num_landmarks or num_neurons
     different = torch.unique(x[: 4 * p], dim=0)
     if len(different) <= p < len(x):
-        different = torch.unique(x, dim=0)
+        for block in in_blocks(x):
+            different = torch.unique(torch.cat([different, block]), dim=0)
+            if len(different) > p:
+                break
     if len(different) <= p:
-        return network_at(kernel, different, x, num_neurons, bound)
+        return network_at(kernel, different, x[random_subset(len(x), _MOST_OF_FEW)], num_neurons, bound)
     return train(
         kernel, x, num_neurons, make_schedule(None, updates, bound), bound=bound, num_landmarks=p,
         batch_size=batch_size, seed=seed, progress=progress,
