@@ -205,6 +205,12 @@ def test_a_given_width_is_used_as_it_is():
     assert model.transformer_.kernel_.alpha == 3
 
 
+def test_a_kernel_error_determines_the_number_of_features():
+    model = classifier(0.2).fit(*moons())
+    assert model.coef_.shape == (1, model.transformer_.n_components_)
+    assert 1 < model.transformer_.n_components_ < 60
+
+
 def test_noise_raises_the_penalty():
     penalties = [regressor(150, sigma=1.0).fit(*waves(noise=noise)).penalty_ for noise in (1e-4, 1.0)]
     assert penalties[0] < 1e-2 * penalties[1]
@@ -245,7 +251,7 @@ def test_parameters_of_the_transformer_are_searched():
     search = GridSearchCV(classifier(), {"sigma": [0.3, 5.0], "n_components": [4, 16]}, cv=3).fit(x, y)
     assert search.best_params_ == {"sigma": 0.3, "n_components": 16}
     assert search.best_estimator_.transformer_.n_components == 16
-    own = set(KSMTransformer().get_params()) - {"alpha", "half_life", "max_components"}
+    own = set(KSMTransformer().get_params()) - {"alpha", "half_life"}
     assert own | {"penalty"} == set(KSMClassifier().get_params()) == set(KSMRegressor().get_params())
 
 
@@ -273,7 +279,10 @@ def test_few_samples_are_enough():
         ({"penalty": 0}, "`penalty` must be 'auto' or a positive number, got 0"),
         ({"penalty": "best"}, "`penalty` must be 'auto' or a positive number, got 'best'"),
         ({"penalty": np.inf}, "`penalty` must be 'auto' or a positive number, got inf"),
-        ({"n_components": 0}, "`n_components` must be a whole number of at least 1, got 0"),
+        (
+            {"n_components": 0},
+            "`n_components` must be a whole number of at least 1, or a kernel error between 0 and 1, got 0",
+        ),
         ({"sigma": -1.0}, "`sigma` must be positive and finite, got -1"),
         ({"kernel": "linear", "sigma": 2.0}, "Kernel 'linear' has no parameter `sigma`"),
         ({"readout": "pca"}, "There is no readout 'pca'"),
