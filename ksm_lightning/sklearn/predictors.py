@@ -183,9 +183,9 @@ class KSMClassifier(ClassifierMixin, _KernelPredictor):  # type: ignore[misc]
 
     With ``sigma="auto"`` the width is the one of 9, from 0.25 to 4 times the median distance of two samples, at which
     ridge regression on random landmarks has the lowest held-out error; with ``penalty="auto"`` the penalty is the one
-    with the lowest held-out loss. Both are chosen by 5-fold cross-validation in up to 10,000 samples, or 20 per feature;
-    the penalty of 2,000 samples or more on one of the folds. The model is then fitted to all samples. The result does
-    not depend on their order.
+    with the lowest held-out loss. Both are chosen by 5-fold cross-validation in up to 10,000 samples, or 20 per
+    feature; the penalty of 2,000 samples or more on one of the folds. The model is then fitted to all samples. The
+    result does not depend on their order.
 
     Args:
         n_components, kernel, sigma, degree, order, gamma, coef0, kernel_params, n_landmarks, bound, readout, updates,
