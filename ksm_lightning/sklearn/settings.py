@@ -57,9 +57,7 @@ def check_parameters(estimator: Any) -> None:
         half_life = None if half_life is None else float(half_life)
         check_half_life(half_life, sizes_for(estimator, int(estimator.n_components)).landmarks)
     elif estimator.n_landmarks is not None:
-        raise ValueError(
-            "`n_landmarks` cannot be given if `n_components` is a kernel error: it follows from the number."
-        )
+        raise ValueError("`n_landmarks` follows from `n_components` if that is a kernel error: leave it out.")
 
 
 def sizes_for(estimator: Any, n: int) -> Sizes:

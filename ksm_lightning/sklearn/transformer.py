@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import Tags, check_random_state
+from sklearn.utils import Tags, check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from tqdm import tqdm
@@ -85,6 +85,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         n_updates_: Number of updates so far.
         n_samples_seen_: Number of samples seen by ``fit`` and ``partial_fit``.
         n_features_in_: Number of features of the samples.
+        reconstruction_error_: Relative error of :meth:`inverse_transform`.
 
     Example:
         >>> from sklearn.datasets import make_moons
@@ -315,6 +316,25 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 f"Features are out of the range of {features.dtype}: scale the samples like the training data."
             )
         return features
+
+    def inverse_transform(self, X: ArrayLike) -> np.ndarray:
+        """Samples (samples, m) whose features (samples, n) are close to these.
+
+        A ridge regression from features to samples, fitted to a sample of the training data of 1,000 samples or twice
+        as many as landmarks. :attr:`reconstruction_error_` says how far samples are from what it gives back.
+        """
+        check_is_fitted(self)
+        self._learn_waiting()
+        y = check_array(X, dtype=DTYPES)
+        if y.shape[1] != self._n_features_out:
+            raise ValueError(f"Features have {self._n_features_out} columns, got {y.shape[1]}.")
+        return self._encoder.preimages(y)
+
+    @property
+    def reconstruction_error_(self) -> float:
+        """``||x - inverse_transform(transform(x))|| / ||x - mean||`` of training samples that its fit has not seen."""
+        self._learn_waiting()
+        return self._encoder.preimages.error
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
