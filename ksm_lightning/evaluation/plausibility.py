@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, random_subset
-from ksm_lightning.kernels.width import typical_width
+from ksm_lightning.kernels.width import Rows, typical_width
 from ksm_lightning.network.landmark_error import LandmarkError
 from ksm_lightning.network.readout import LandmarkFeatures
 
@@ -50,7 +50,7 @@ def width_problem(similarity: Similarity, count: int) -> Literal["narrow", "wide
     return "wide" if similarity.mean > _ALIKE else None
 
 
-def width_advice(kernel: Kernel, x: Tensor, count: int) -> str | None:
+def width_advice(kernel: Kernel, x: Rows, count: int) -> str | None:
     """A sentence if a kernel with a width is too narrow or too wide for ``count`` features of data x (samples, m).
 
     Example:
@@ -62,10 +62,10 @@ def width_advice(kernel: Kernel, x: Tensor, count: int) -> str | None:
 similarity of 0. Try sigma=2.1, which sigma='auto' chooses.
     """
     is_few = len(x) <= count  # each of them can have a feature of its own
-    x = x[random_subset(len(x), _POINTS).to(x.device)]
-    if len(x) < 2 or "sigma" not in kernel.params():
+    sample = x[random_subset(len(x), _POINTS)]
+    if len(sample) < 2 or "sigma" not in kernel.params():
         return None
-    similarity = compare_points(kernel, x)
+    similarity = compare_points(kernel, sample)
     problem, width = width_problem(similarity, count), typical_width(x)
     if problem is None or width is None or (problem == "narrow" and is_few):
         return None

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -20,14 +20,22 @@ WIDTH_POINTS = 1000
 _OF_MEDIAN = 0.7
 
 
+class Rows(Protocol):
+    """What a width needs of data (samples, m): a tensor, or an object that gives tensors of its rows."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, chosen: Tensor) -> Tensor: ...
+
+
 @torch.no_grad()
-def typical_width(x: Tensor) -> float | None:
+def typical_width(x: Rows) -> float | None:
     """0.7 times the median distance of two points of a sample of x (samples, m); None if all of them are equal.
 
     The sample has at most 1,000 points and depends on the data only, so that the result is reproducible and the memory
     bounded. If more than half of the distances are 0, the mean of the others takes the place of the median.
     """
-    sample = x[random_subset(len(x), WIDTH_POINTS).to(x.device)].double()
+    sample = x[random_subset(len(x), WIDTH_POINTS)].double()
     sample = sample - sample[:1]
     # The largest difference as unit: squares of very large or small values would be out of range.
     unit = float(sample.abs().max()) if sample.numel() else 0.0
@@ -41,7 +49,7 @@ def typical_width(x: Tensor) -> float | None:
     return float(f"{_OF_MEDIAN * unit * float(typical):.4g}")
 
 
-def auto_width(x: Tensor) -> float:
+def auto_width(x: Rows) -> float:
     """The width that ``sigma="auto"`` stands for, see :func:`typical_width`; 1 with a warning if all points are equal.
 
     Args:

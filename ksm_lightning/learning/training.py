@@ -5,26 +5,29 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels import Kernel
+from ksm_lightning.kernels import Kernel, random_subset
 from ksm_lightning.learning.acceleration import Acceleration
 from ksm_lightning.learning.exact import balance
 from ksm_lightning.learning.learner import Learner
 from ksm_lightning.learning.native import is_worth_compiling
+from ksm_lightning.learning.samples import Samples, in_blocks
 from ksm_lightning.learning.schedule import Schedule, make_schedule
 from ksm_lightning.learning.units import candidate_count, natural_ridge, points_to_draw
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
 
-# Number of batches in a block, and of points in a part of the last pass over the data.
-_BLOCK, _PART = 50, 8192
+# Number of batches in a block.
+_BLOCK = 50
 BATCH_SIZES: dict[Bound, int] = {"paper": 64, "tight": 1024}
 """Default number of points per update: the tight bound needs large batches for W."""
+# Number of samples that determine the network if there is a landmark for every different one.
+_MOST_OF_FEW = 100_000
 REFINEMENT = 10
 """Number of Lloyd iterations of a start at data points with natural steps."""
 
 
 def train(
     kernel: Kernel,
-    x: Tensor,
+    x: Tensor | Samples,
     num_neurons: int,
     schedule: Schedule,
     *,
@@ -42,7 +45,7 @@ def train(
 
     Args:
         kernel: The similarity.
-        x: The data (samples, m). The network has its device and dtype.
+        x: The data (samples, m), or :class:`Samples`. The network has its device and dtype.
         num_neurons: Number of neurons n.
         schedule: The schedule. With natural steps it includes the start and moves idle landmarks.
         bound: ``paper``, or ``tight`` for a :class:`~ksm_lightning.network.TightNetwork`.
@@ -79,13 +82,13 @@ def train(
         made += learner.learn(block, made, sample=sample)
     learner.keep_best()
     if schedule.is_natural if consolidate_at_end is None else consolidate_at_end:
-        learner.finish(torch.split(x, _PART))
+        learner.finish(in_blocks(x))
     return learner.network
 
 
 def _started_learner(
     kernel: Kernel,
-    x: Tensor,
+    x: Tensor | Samples,
     num_neurons: int,
     schedule: Schedule,
     *,
@@ -104,7 +107,7 @@ def _started_learner(
     first_ridge = PAPER_RIDGE if ridge is None else ridge
     network = NETWORKS[bound](
         kernel, x.shape[1], num_neurons, first_ridge, init, generator=generator, num_landmarks=num_landmarks
-    ).to(x)
+    ).to(x[:1])
     acceleration: Acceleration = "auto" if is_worth_compiling(network, batch, schedule.total_updates) else "none"
     learner = Learner(
         network, schedule, chooses_ridge=ridge is None, acceleration=acceleration, keeps_landmarks=keeps_landmarks
@@ -114,14 +117,14 @@ def _started_learner(
     return learner
 
 
-def _draw(x: Tensor, most: int, generator: torch.Generator) -> Tensor:
+def _draw(x: Tensor | Samples, most: int, generator: torch.Generator) -> Tensor:
     """A random sample of the points (samples, m), in random order."""
     return x[torch.randperm(len(x), generator=generator)[:most].to(x.device)]
 
 
 def train_on_few(
     kernel: Kernel,
-    x: Tensor,
+    x: Tensor | Samples,
     num_neurons: int,
     updates: int,
     *,
@@ -141,15 +144,18 @@ def train_on_few(
     p = num_landmarks or num_neurons
     different = torch.unique(x[: 4 * p], dim=0)
     if len(different) <= p < len(x):
-        different = torch.unique(x, dim=0)
+        for block in in_blocks(x):
+            different = torch.unique(torch.cat([different, block]), dim=0)
+            if len(different) > p:
+                break
     if len(different) <= p:
-        return network_at(kernel, different, x, num_neurons, bound)
+        return network_at(kernel, different, x[random_subset(len(x), _MOST_OF_FEW)], num_neurons, bound)
     if updates == 0:
         learner = _started_learner(
             kernel, x, num_neurons, make_schedule(None, 1, bound), bound=bound, num_landmarks=p, batch=1,
             ridge=None, init=None, keeps_landmarks=keeps_landmarks, generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
-        learner.finish(torch.split(x, _PART))
+        learner.finish(in_blocks(x))
         return learner.network
     return train(
         kernel, x, num_neurons, make_schedule(None, updates, bound), bound=bound, num_landmarks=p,

@@ -12,6 +12,7 @@ from ksm_lightning.learning import Stream
 from ksm_lightning.network import KSMNetwork
 from ksm_lightning.network.readout import LandmarkFeatures, Readout
 from ksm_lightning.sklearn.block_encoder import BlockEncoder, is_precise
+from ksm_lightning.sklearn.preimages import PreImages
 
 # Number of samples that show whether float32 is precise enough.
 _TRIED = 256
@@ -62,3 +63,9 @@ class LazyEncoder:
         encoder = (self._narrow or self._wide) if X.dtype == np.float32 else self._wide
         with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the range
             return encoder(X).astype(X.dtype, copy=False)
+
+    @cached_property
+    def preimages(self) -> PreImages:
+        """The approximate inverse, fitted to the remembered samples."""
+        x = self.stream.reservoir.rows.numpy()
+        return PreImages(self.transform(x), x)

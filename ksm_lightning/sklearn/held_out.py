@@ -11,14 +11,12 @@ from ksm_lightning.evaluation.ridge import LinearMaps, fit_ridge
 from ksm_lightning.kernels import Kernel, full_precision, random_subset
 from ksm_lightning.network.readout import nystroem_matrix
 
-FEW = 2000
-"""Below this number of samples, choices are made by cross-validation, otherwise on one held-out part."""
-_FOLDS, _PARTS = 5, 4
+_FOLDS = 5
 _ROWS = 4096
 # Samples that a choice looks at: this multiple of the number of features, within these limits.
-_SAMPLES_PER_FEATURE, _LEAST_SAMPLES, _MOST_SAMPLES = 20, 5000, 20_000
+_SAMPLES_PER_FEATURE, _LEAST_SAMPLES, _MOST_SAMPLES = 20, 10_000, 20_000
 # Landmarks of the Nystroem features that rank the widths.
-_MOST_LANDMARKS = 512
+_MOST_LANDMARKS = 256
 # Penalties of the rank of widths, as multiples of the variance of the features over the number of samples.
 _WIDTH_PENALTIES = tuple(10.0**power for power in range(-4, 4))
 
@@ -92,13 +90,13 @@ def samples_of_a_choice(count: int, features: int) -> Tensor:
 def held_out_parts(count: int, labels: Tensor | None = None) -> Tensor:
     """Which of ``count`` samples in random order are held out: (parts, samples), bool.
 
-    Five parts that cover all samples, or a quarter of 2,000 samples or more. Parts have equal shares of each class.
+    The five parts cover all samples and have equal shares of each class.
     """
-    folds = min(_FOLDS, count) if count < FEW else _PARTS
+    folds = min(_FOLDS, count)
     order = torch.arange(count) if labels is None else labels.cpu().argsort(stable=True)
     part = torch.empty(count, dtype=torch.int64)
     part[order] = torch.arange(count) % folds
-    return part == torch.arange(folds if count < FEW else 1)[:, None]
+    return part == torch.arange(folds)[:, None]
 
 
 def total_variance(z: Tensor, weights: Tensor) -> float:
@@ -149,7 +147,7 @@ def choose_width(
         widths: Widths to choose from.
         samples: Samples with targets (samples, outputs).
         held_out: Samples that are held out (parts, samples).
-        landmarks: Number of landmarks, at most 512 of which are used.
+        landmarks: Number of landmarks, at most 256 of which are used.
     """
     x, y, weights = samples.x.double(), samples.y, samples.weights
     W = x[random_subset(len(x), min(landmarks, _MOST_LANDMARKS), seed=1).to(x.device)]

@@ -17,8 +17,8 @@ _ADVICE = {
     "cosine": "scale every sample to length 1 (sklearn.preprocessing.Normalizer) and use kernel='linear', which is the "
     "same",
     "sigmoid": "it is not a similarity, as it can be negative between equal samples; use kernel='gaussian'",
-    "chi2": "pass the function sklearn.metrics.pairwise.chi2_kernel as `kernel`",
-    "additive_chi2": "pass the function sklearn.metrics.pairwise.additive_chi2_kernel as `kernel`",
+    "chi2": "subclass ksm_lightning.Kernel with its formula, and pass an object of that class",
+    "precomputed": "landmarks are learned in the space of the samples, so `fit` needs the samples themselves",
 }
 
 
@@ -74,8 +74,8 @@ def choose_kernel(
         return KernelChoice(kernel.with_params(**given), chooses_width=False)
     if not isinstance(kernel, str):
         raise ValueError(
-            "`kernel` must be a registered name, a ksm_lightning.Kernel, a function of two samples, or 'precomputed', "
-            f"got {kernel!r}."
+            "`kernel` must be a registered name or a ksm_lightning.Kernel, whose derivatives torch can compute, got "
+            f"{kernel!r}."
         )
     name = _ALIASES.get(kernel, kernel)
     if name not in kernel_names() and name in _ADVICE:
@@ -103,8 +103,7 @@ def _width_of(kernel: str, name: str, given: Mapping[str, Any]) -> float:
     if name == "laplacian":
         raise ValueError(
             "The Laplacian kernel of this package is exp(-|u - v| / sigma) with the Euclidean distance, and the gamma "
-            "of scikit-learn multiplies the L1 distance: give `sigma`, or pass the function "
-            "sklearn.metrics.pairwise.laplacian_kernel as `kernel`."
+            "of scikit-learn multiplies the L1 distance: give `sigma`."
         )
     if name != "gaussian":
         known = kernel_parameters(name)

@@ -12,7 +12,7 @@ from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, has_fit_parameter, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from ksm_lightning.evaluation.linear_probe import fit_softmax
@@ -29,6 +29,7 @@ from ksm_lightning.sklearn.held_out import (
     samples_of_a_choice,
     total_variance,
 )
+from ksm_lightning.sklearn.settings import is_error
 from ksm_lightning.sklearn.transformer import KSMTransformer
 
 # Widths to choose from, as multiples of the transformer's `sigma="auto"`: 0.25 to 4 times the median distance.
@@ -42,6 +43,10 @@ _RIDGE_PENALTIES = tuple(10.0 ** (power / 2) for power in range(-14, 8))
 # for a fit to fewer, by dtype.
 _ROUGH, _MANY = 1e-5, 20_000_000
 _FINE = {torch.float32: 1e-8, torch.float64: 1e-11}
+# Features for which the width is chosen if their number follows from a kernel error.
+_COMPONENTS_OF_AN_ERROR = 100
+# From this number of samples on, the penalty of the classifier is chosen on one held-out part, the first.
+_CROSS_VALIDATED = 2000
 # From this number of samples on, width and penalty are chosen on samples that are held out.
 _ENOUGH = 10
 # The penalty of fewer samples, in the same units as those above.
@@ -53,7 +58,7 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        n_components: int = 100,
+        n_components: int | float = 100,
         *,
         kernel: str | Kernel = "gaussian",
         sigma: float | str = AUTO,
@@ -67,6 +72,7 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         readout: str = "least_squares",
         updates: int | None = None,
         batch_size: int | None = None,
+        max_components: int = 1000,
         penalty: float | str = AUTO,
         random_state: Any = None,
         verbose: bool = False,
@@ -84,6 +90,7 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         self.readout = readout
         self.updates = updates
         self.batch_size = batch_size
+        self.max_components = max_components
         self.penalty = penalty
         self.random_state = random_state
         self.verbose = verbose
@@ -119,7 +126,8 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         del params["penalty"]
         transformer = KSMTransformer(**params)
         choice = transformer._check(samples.x.shape[1])
-        chosen = samples_of_a_choice(len(samples.x), self.n_components)
+        n = _COMPONENTS_OF_AN_ERROR if is_error(self.n_components) else int(self.n_components)
+        chosen = samples_of_a_choice(len(samples.x), n)
         some = samples.take(chosen)
         held_out = held_out_parts(len(chosen), None if labels is None else labels[chosen])
         has_enough = len(chosen) >= _ENOUGH
@@ -127,25 +135,26 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
             middle = auto_width(samples.x)
             widths = [float(f"{factor * middle:.4g}") for factor in _WIDTHS]
             judged = some._replace(y=targets[chosen])
-            transformer.sigma = choose_width(choice.with_width, widths, judged, held_out, self.n_components)
+            transformer.sigma = choose_width(choice.with_width, widths, judged, held_out, n)
             transformer.kernel_params = {
                 name: value for name, value in (self.kernel_params or {}).items() if name != "sigma"
             }
-        is_weighted = bool((samples.weights != samples.weights[0]).any()) and has_fit_parameter(
-            transformer, "sample_weight"
-        )
+        is_weighted = bool((samples.weights != samples.weights[0]).any())
         rows = samples.x.numpy()
         with warnings.catch_warnings():
+            # A linear model ignores features that are 0.
+            warnings.filterwarnings("ignore", message=".* samples determine no more than")
             if transformer.sigma != self.sigma:  # held-out samples say that it is right
                 warnings.filterwarnings("ignore", message=".* is too (narrow|wide)")
-            transformer.fit(rows, **({"sample_weight": samples.weights.numpy()} if is_weighted else {}))
+            transformer.fit(rows, sample_weight=samples.weights.numpy() if is_weighted else None)
         z = torch.from_numpy(transformer.transform(rows))
         unit = total_variance(z, samples.weights) * float(samples.weights.mean())
         self.penalty_ = float(self.penalty) if self.penalty != AUTO else _PENALTY_OF_FEW * unit
         if self.penalty == AUTO and has_enough:
             candidates = [unit * penalty for penalty in penalties]
+            is_costly = labels is not None and len(chosen) >= _CROSS_VALIDATED
             losses = held_out_losses(
-                z[chosen], some.weights, held_out,
+                z[chosen], some.weights, held_out[:1] if is_costly else held_out,
                 lambda parts, weights: self._fit_maps(parts, some.y, candidates, weights, is_final=False),
                 lambda outputs: self._losses(outputs, some.y),
             )  # fmt: skip
@@ -174,14 +183,15 @@ class KSMClassifier(ClassifierMixin, _KernelPredictor):  # type: ignore[misc]
 
     With ``sigma="auto"`` the width is the one of 9, from 0.25 to 4 times the median distance of two samples, at which
     ridge regression on random landmarks has the lowest held-out error; with ``penalty="auto"`` the penalty is the one
-    with the lowest held-out loss. Below 2,000 samples both are chosen by 5-fold cross-validation, otherwise on a part
-    of 5,000 samples or more. The model is then fitted to all samples. The result does not depend on their order.
+    with the lowest held-out loss. Both are chosen by 5-fold cross-validation in up to 10,000 samples, or 20 per
+    feature; the penalty of 2,000 samples or more on one of the folds. The model is then fitted to all samples. The
+    result does not depend on their order.
 
     Args:
         n_components, kernel, sigma, degree, order, gamma, coef0, kernel_params, n_landmarks, bound, readout, updates,
-            batch_size, random_state, verbose: Parameters of :class:`KSMTransformer`; ``sigma="auto"`` is chosen as
-            above. The ``alpha`` of the power-cosine kernel is given in ``kernel_params``: in scikit-learn it is the
-            penalty.
+            batch_size, max_components, random_state, verbose: Parameters of :class:`KSMTransformer`; ``sigma="auto"``
+            is chosen as above. The ``alpha`` of the power-cosine kernel is given in ``kernel_params``: in scikit-learn
+            it is the penalty.
         penalty: Penalty of the weights, positive. Default: ``auto``.
 
     Attributes:
@@ -268,7 +278,8 @@ class KSMRegressor(RegressorMixin, _KernelPredictor):  # type: ignore[misc]
 
     Args:
         n_components, kernel, sigma, degree, order, gamma, coef0, kernel_params, n_landmarks, bound, readout, updates,
-            batch_size, random_state, verbose: Parameters of :class:`KSMTransformer`, as in :class:`KSMClassifier`.
+            batch_size, max_components, random_state, verbose: Parameters of :class:`KSMTransformer`, as in
+            :class:`KSMClassifier`.
         penalty: Penalty of the weights, positive. Default: ``auto``.
 
     Attributes:

@@ -1,6 +1,5 @@
 """scikit-learn transformers: the network for pipelines, grid searches and streams, and frozen extractors."""
 
-import math
 import warnings
 from collections.abc import Mapping
 from typing import Any, Self
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import Tags, check_random_state
+from sklearn.utils import Tags, check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 from tqdm import tqdm
@@ -17,22 +16,21 @@ from tqdm import tqdm
 from ksm_lightning.evaluation.plausibility import width_advice
 from ksm_lightning.kernels import AUTO, Kernel, auto_width, random_subset
 from ksm_lightning.kernels.width import typical_width
-from ksm_lightning.learning import Stream, check_range, train_on_few
-from ksm_lightning.learning.stream import check_half_life
-from ksm_lightning.learning.training import BATCH_SIZES
-from ksm_lightning.learning.units import tight_batch, worthwhile_updates
-from ksm_lightning.network import Bound, KSMNetwork, check_bound
+from ksm_lightning.learning import Stream, check_range, sample_size
+from ksm_lightning.learning.samples import Samples, in_blocks
+from ksm_lightning.network import KSMNetwork
 from ksm_lightning.network.readout import READOUT_SAMPLE, check_readout
+from ksm_lightning.sklearn.component_search import choose_components, train_with
 from ksm_lightning.sklearn.encoder import LazyEncoder
 from ksm_lightning.sklearn.frozen import DTYPES
 from ksm_lightning.sklearn.kernel_choice import PARAMETERS, KernelChoice, choose_kernel
+from ksm_lightning.sklearn.settings import check_parameters, is_error, sizes_for, training_samples
 from ksm_lightning.sklearn.waiting import Waiting
 
+# Numbers in the samples that a readout is fitted to, where samples have many features: 0.5 GB of float32.
+_FEWEST_NUMBERS = 2**27
 # Number of samples of a stream after which `sigma="auto"` is fixed.
 _FIRST_SAMPLES = 256
-# Landmarks per component with the tight bound. Twice as many have an error that is lower by another few percent, but
-# `transform` takes longer.
-_LANDMARKS_PER_COMPONENT = 1.5
 
 
 class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -43,7 +41,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     ``fit``.
 
     Args:
-        n_components: Number of features n. Default: 100.
+        n_components: Number of features n, or a number between 0 and 1: the smallest n, to within 3 %, whose kernel
+            error on held-out samples is below it. ``fit`` then trains several networks. Default: 100.
         kernel: Registered name of the kernel (gaussian, laplacian, cauchy, linear, polynomial, offset_polynomial,
             power_cosine, arc_cosine, or your own), ``rbf`` or ``poly`` as scikit-learn means them, or a
             :class:`ksm_lightning.Kernel`.
@@ -75,6 +74,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         half_life: Number of samples after which ``partial_fit`` has forgotten half of the past, at least
             ``n_landmarks``. Use it for a stream that changes; a shorter one follows faster, but the features are those
             of fewer samples. Default: nothing is forgotten.
+        max_components: Largest n if ``n_components`` is a kernel error; a warning says if it is not enough.
         random_state: Seed of the initialisation and the batches.
         verbose: Whether ``fit`` shows a progress bar.
 
@@ -82,10 +82,12 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         components_: Learned landmarks W (p, m), or fewer if there are fewer different samples.
         network_: The trained :class:`ksm_lightning.KSMNetwork`, with a neuron less for each feature that is always 0
             because there are fewer different samples than components.
+        n_components_: Number of features n.
         kernel_: The kernel, with the width that ``sigma="auto"`` has chosen.
         n_updates_: Number of updates so far.
         n_samples_seen_: Number of samples seen by ``fit`` and ``partial_fit``.
         n_features_in_: Number of features of the samples.
+        reconstruction_error_: Relative error of :meth:`inverse_transform`.
 
     Example:
         >>> from sklearn.datasets import make_moons
@@ -99,7 +101,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def __init__(
         self,
-        n_components: int = 100,
+        n_components: int | float = 100,
         *,
         kernel: str | Kernel = "gaussian",
         sigma: float | str = AUTO,
@@ -115,6 +117,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         updates: int | None = None,
         batch_size: int | None = None,
         half_life: float | None = None,
+        max_components: int = 1000,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -133,47 +136,63 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self.updates = updates
         self.batch_size = batch_size
         self.half_life = half_life
+        self.max_components = max_components
         self.random_state = random_state
         self.verbose = verbose
 
     # ------------------------------------------------------------------ learning
 
-    def fit(self, X: ArrayLike, y: Any = None) -> Self:
-        """Train a new network on samples (samples, m)."""
-        x = torch.tensor(validate_data(self, X, dtype=DTYPES))
-        choice, seed = self._check(x.shape[1]), self._draw_seed()
+    def fit(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> Self:
+        """Train a new network on samples (samples, m), an array or a CSR matrix, whose rows become dense when drawn.
+
+        The order of the samples does not matter. A ``sample_weight`` (samples,) of 2 equals a repeated sample, and one
+        of 0 a sample that is left out: batches are drawn, and gains, L and readout computed, in proportion to it.
+        """
+        X = validate_data(self, X, dtype=DTYPES, accept_sparse="csr")
+        choice, seed, rows = self._check(X.shape[1]), self._draw_seed(), Samples(X, np.arange(X.shape[0]))
+        x = training_samples(X, sample_weight)
         kernel = choice.with_width(auto_width(x)) if choice.chooses_width else choice.kernel
-        check_range(kernel, x)
-        bound, landmarks, batch_size = self._sizes()
-        n = self.n_components
-        default = worthwhile_updates(len(x), n, landmarks) if bound == "tight" else max(2000, 5 * n)
-        updates = default if self.updates is None else self.updates
-        made = 0  # none if there is a landmark for every sample
+        for block in in_blocks(rows):
+            check_range(kernel, block)
+        n = int(self.n_components)
+        if is_error(self.n_components):
+            limit, most = float(self.n_components), self.max_components
+            n = choose_components(kernel, x, lambda n: sizes_for(self, n, len(x)), self.readout, limit, most, seed)
+        if n > X.shape[0]:
+            warnings.warn(
+                f"`n_components` is {n}, but {X.shape[0]} samples determine no more than {X.shape[0]} features: the "
+                "others are 0.",
+                stacklevel=2,
+            )
+        sizes = sizes_for(self, n, len(x))
+        landmarks, made = sizes.landmarks, 0  # no update is made where it would not help
 
         def progress(count: int) -> None:
             nonlocal made
             made += count
             bar.update(count)
 
-        with tqdm(total=updates, desc="KSMTransformer", unit="update", disable=not self.verbose) as bar:
-            network = train_on_few(
-                kernel, x, self.n_components, updates, bound=bound, num_landmarks=landmarks, batch_size=batch_size,
-                keeps_landmarks=self.readout != "neural", seed=seed, progress=progress,
-            )  # fmt: skip
-        if advice := width_advice(kernel, x, self.n_components):
+        with tqdm(total=sizes.updates, desc="KSMTransformer", unit="update", disable=not self.verbose) as bar:
+            network = train_with(kernel, x, sizes, seed, progress)
+        if advice := width_advice(kernel, x, n):
             warnings.warn(advice, stacklevel=2)
+        known = x[random_subset(len(x), sample_size(landmarks))]
+        if network.num_landmarks < landmarks:  # a landmark for every sample
+            known = torch.cat([network.W.detach().to(known), known])
         self._stream = Stream.after(
-            network, x, made, num_neurons=self.n_components, num_landmarks=landmarks, batch_size=batch_size,
+            network, known, made, num_neurons=n, num_landmarks=landmarks, batch_size=sizes.batch_size,
             half_life=self.half_life, seed=seed,
         )  # fmt: skip
-        sample = None if self.readout == "neural" else x[random_subset(len(x), READOUT_SAMPLE)]
-        self._encoder = LazyEncoder(network, self._stream, check_readout(self.readout), self.n_components, sample)
-        self.kernel_, self.n_samples_seen_ = network.kernel, len(x)
+        self._stream.seen = self._stream.reservoir.seen = len(rows)
+        count = min(READOUT_SAMPLE, max(_FEWEST_NUMBERS // X.shape[1], landmarks))
+        sample = None if self.readout == "neural" else x[random_subset(len(x), count)]
+        self._encoder = LazyEncoder(network, self._stream, check_readout(self.readout), n, sample)
+        self.kernel_, self.n_samples_seen_, self.n_components_ = network.kernel, len(rows), n
         self._first_samples: Tensor | None = None
-        self._waiting = Waiting(self.get_params(deep=False), x)
+        self._waiting = Waiting(self.get_params(deep=False), known)
         return self
 
-    def partial_fit(self, X: ArrayLike, y: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Learn from the next samples (samples, m) of a stream, in order. One sample is enough.
 
         The network continues from ``fit`` or from earlier calls, with decreasing step sizes. Features always belong to
@@ -188,16 +207,23 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 self._learn_waiting()
             return self
         self._learn_waiting()
-        x = torch.tensor(validate_data(self, X, dtype=DTYPES, reset=is_first))
+        X = validate_data(self, X, dtype=DTYPES, accept_sparse="csr", reset=is_first)
+        x = torch.tensor(X if isinstance(X, np.ndarray) else X.toarray())
         choice = self._check(x.shape[1])
-        bound, landmarks, batch_size = self._sizes()
+        if is_first and is_error(self.n_components):
+            raise ValueError(
+                f"A stream needs a number of components: call `fit` first, or set `n_components`, {self.n_components}, "
+                "to a whole number."
+            )
+        n = self.n_components_ if is_error(self.n_components) else int(self.n_components)
+        bound, _, landmarks, batch_size, *_ = sizes_for(self, n)
         kernel, is_new, known = self._stream_kernel(choice, x)
         stream = self._stream if not is_new else Stream(
-            kernel, self.n_components, bound=bound, num_landmarks=landmarks, half_life=self.half_life,
+            kernel, n, bound=bound, num_landmarks=landmarks, half_life=self.half_life,
             seed=self._draw_seed() if is_first else self._stream.seed,
         )  # fmt: skip
         wanted = {
-            "n_components": (stream.num_neurons, self.n_components), "n_landmarks": (stream.num_landmarks, landmarks),
+            "n_components": (stream.num_neurons, n), "n_landmarks": (stream.num_landmarks, landmarks),
             "bound": (stream.bound, bound), "half_life": (stream.half_life, self.half_life),
             "kernel": (str(stream.kernel), str(kernel)),
         }  # fmt: skip
@@ -208,9 +234,9 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         if not is_first:
             x = x.to(self._stream.reservoir.rows)
         stream.learn(known.to(x) if is_new else x)
-        self._stream, self.kernel_ = stream, kernel
+        self._stream, self.kernel_, self.n_components_ = stream, kernel, n
         self._first_samples = known if choice.chooses_width and 0 < len(known) < _FIRST_SAMPLES else None
-        self._encoder = LazyEncoder(None, stream, check_readout(self.readout), self.n_components)
+        self._encoder = LazyEncoder(None, stream, check_readout(self.readout), n)
         self.n_samples_seen_ = len(x) + (0 if is_first else self.n_samples_seen_)
         self._waiting = Waiting(self.get_params(deep=False), x)
         return self
@@ -238,7 +264,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         rows = self._waiting.give() if hasattr(self, "_waiting") else []
         if rows:
             self._stream.learn(torch.tensor(np.concatenate(rows)), batch_size=1)
-            self._encoder = LazyEncoder(None, self._stream, check_readout(self.readout), self.n_components)
+            self._encoder = LazyEncoder(None, self._stream, check_readout(self.readout), self.n_components_)
 
     def __getstate__(self) -> dict[str, Any]:
         self._learn_waiting()
@@ -247,34 +273,9 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def _check(self, in_features: int) -> KernelChoice:
         """Check all parameters and return the kernel."""
-        for name in ("n_components", "n_landmarks", "batch_size", "updates"):
-            value = getattr(self, name)
-            if value is None and name != "n_components":
-                continue
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}.")
-        if self.half_life is not None and not isinstance(self.half_life, int | float | np.number):
-            raise ValueError(
-                f"`half_life` must be a number of samples, or None to forget nothing, got {self.half_life!r}."
-            )
-        check_readout(self.readout)
-        check_half_life(self.half_life, self._sizes()[1])
+        check_parameters(self)
         params = {name: getattr(self, name) for name in PARAMETERS}
         return choose_kernel(self.kernel, params, self.kernel_params, in_features)
-
-    def _sizes(self) -> tuple[Bound, int, int]:
-        """The bound, the number of landmarks and the batch size, with defaults filled in."""
-        bound = check_bound(self.bound)
-        n, landmarks = self.n_components, self.n_landmarks
-        if landmarks is None:
-            landmarks = math.ceil(_LANDMARKS_PER_COMPONENT * n) if bound == "tight" else n
-        elif landmarks < n or (bound == "paper" and landmarks != n):
-            raise ValueError(
-                f"`n_landmarks` must be at least `n_components`, {n}, and equal to it with bound='paper', got "
-                f"{landmarks} with bound={self.bound!r}."
-            )
-        default = tight_batch(landmarks) if bound == "tight" else BATCH_SIZES[bound]
-        return bound, landmarks, default if self.batch_size is None else self.batch_size
 
     def _draw_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -303,14 +304,14 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def _n_features_out(self) -> int:
         return self._encoder.count
 
-    def transform(self, X: ArrayLike) -> np.ndarray:
+    def transform(self, X: Any) -> np.ndarray:
         """Features (samples, n) of samples (samples, m), in their dtype.
 
         They are computed in float64, and those of float32 samples in float32 if that changes them by less than 1e-5.
         """
         check_is_fitted(self)
         self._learn_waiting()
-        X = validate_data(self, X, dtype=DTYPES, reset=False)
+        X = validate_data(self, X, dtype=DTYPES, accept_sparse="csr", reset=False)
         features = self._encoder.transform(X)
         if not np.isfinite(features).all():
             raise ValueError(
@@ -318,7 +319,27 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             )
         return features
 
+    def inverse_transform(self, X: ArrayLike) -> np.ndarray:
+        """Samples (samples, m) whose features (samples, n) are close to these.
+
+        A ridge regression from features to samples, fitted to a sample of the training data of 1,000 samples or twice
+        as many as landmarks. :attr:`reconstruction_error_` says how far samples are from what it gives back.
+        """
+        check_is_fitted(self)
+        self._learn_waiting()
+        y = check_array(X, dtype=DTYPES)
+        if y.shape[1] != self._n_features_out:
+            raise ValueError(f"Features have {self._n_features_out} columns, got {y.shape[1]}.")
+        return self._encoder.preimages(y)
+
+    @property
+    def reconstruction_error_(self) -> float:
+        """``||x - inverse_transform(transform(x))|| / ||x - mean||`` of training samples that its fit has not seen."""
+        self._learn_waiting()
+        return self._encoder.preimages.error
+
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        tags.input_tags.sparse = True
         return tags

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_wine
+from sklearn.kernel_approximation import Nystroem
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics.pairwise import polynomial_kernel, rbf_kernel
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -91,9 +92,9 @@ def test_parameters_of_the_kernel_are_parameters_of_the_estimator():
     assert fitted.kernel_.sigma == 3.0
     assert fitted.set_params(kernel="power_cosine", sigma="auto", alpha=2).fit(X).kernel_.alpha == 2
     pipeline = make_pipeline(KSMTransformer(6, updates=3, random_state=0), LogisticRegression())
-    grid = {"ksmtransformer__sigma": [0.5, "auto"]}
+    grid = {"ksmtransformer__sigma": [1.5, "auto"]}
     search = GridSearchCV(pipeline, grid, cv=2, error_score="raise").fit(X, X[:, 0] > 0)
-    assert search.cv_results_["param_ksmtransformer__sigma"].tolist() == [0.5, "auto"]
+    assert search.cv_results_["param_ksmtransformer__sigma"].tolist() == [1.5, "auto"]
 
 
 def test_a_stream_chooses_its_width_from_its_first_samples():
@@ -110,9 +111,15 @@ def test_a_stream_chooses_its_width_from_its_first_samples():
     assert fitted.partial_fit(3 * x[:50]).kernel_.sigma == auto_width(torch.tensor(x))
 
 
-@pytest.mark.parametrize(("load", "least"), [(load_breast_cancer, 0.96), (load_wine, 0.97)])
-def test_the_defaults_classify_well(load, least):
-    """With sigma = 1 the accuracies were 0.63 and 0.71; Nystroem with its defaults has 0.96 and 0.98."""
+@pytest.mark.parametrize("load", [load_breast_cancer, load_wine])
+def test_the_defaults_classify_as_well_as_those_of_nystroem(load):
+    """With sigma = 1 the accuracies were 0.63 and 0.71."""
     x, labels = load(return_X_y=True)
-    pipeline = make_pipeline(StandardScaler(), KSMTransformer(random_state=0), LogisticRegression(max_iter=2000))
-    assert cross_val_score(pipeline, x, labels, cv=3).mean() > least
+
+    def accuracy(features):
+        pipeline = make_pipeline(StandardScaler(), features, LogisticRegression(max_iter=2000))
+        return cross_val_score(pipeline, x, labels, cv=3).mean()
+
+    ours = accuracy(KSMTransformer(random_state=0))
+    assert ours > accuracy(Nystroem(random_state=0)) - 0.01
+    assert ours > 0.95
