@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from helpers import references
 from helpers.runs import Recorder, fit, model, moons, trainer
 from ksm_lightning.callbacks import KernelErrorEvaluation, KMeansProbe, LinearProbe
-from ksm_lightning.kernels import GaussianKernel
+from ksm_lightning.kernels import GaussianKernel, auto_width
 from ksm_lightning.learning.schedule import Phase
 from ksm_lightning.learning.updates import Updates
 from ksm_lightning.module import KernelSimilarityMatching
@@ -346,3 +346,17 @@ def test_a_subclass_may_have_hyper_parameters_of_its_own():
 def test_an_unknown_option_is_named():
     with pytest.raises(TypeError, match=r"There is no option 'num_neuron'; the options are num_neurons, bound"):
         KernelSimilarityMatching(num_neuron=5)
+
+
+@pytest.mark.parametrize("options", [{"updates": 10}, {"phases": [Phase(10)]}])
+def test_a_width_of_auto_is_chosen_from_the_first_batch_of_another_loader(options):
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    model = KernelSimilarityMatching(num_neurons=4, in_features=3, init="normal", **options)
+    assert model.hparams["kernel_params"] == {"sigma": "auto"}
+    run = lightning.Trainer(
+        max_epochs=-1, logger=False, enable_progress_bar=False, enable_checkpointing=False, accelerator="cpu",
+        enable_model_summary=False,
+    )  # fmt: skip
+    run.fit(model, DataLoader(TensorDataset(x), batch_size=64))
+    assert model.hparams["kernel_params"] == {"sigma": auto_width(x)}
+    assert model.network.kernel.sigma == auto_width(x)

@@ -11,6 +11,7 @@ import yaml
 from helpers.commands import refused
 from ksm_lightning.cli import main
 from ksm_lightning.cli.continuation import use_conditions
+from ksm_lightning.kernels import auto_width
 from ksm_lightning.runs.checkpoint import read_checkpoint
 
 COMMON = [
@@ -128,3 +129,28 @@ def test_other_batches_and_another_precision_are_announced_in_one_sentence():
 def test_evaluation_on_other_data_is_allowed():
     main(["predict", *COMMON, CHECKPOINT, "--data.path=longer.npy", "--features.path=y.npz"])
     assert np.load("y.npz")["features"].shape == (61, 3)
+
+
+def test_a_width_of_auto_is_a_number_that_a_continued_run_keeps(trained, tmp_path, monkeypatch, capsys):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    saved = read_checkpoint("runs/ksm/version_0/checkpoints/last.ckpt")["hyper_parameters"]["kernel_params"]
+    x = np.load("x.npy")
+    x = torch.tensor((x - x.mean(0)) / x.std(0))
+    assert saved["sigma"] == pytest.approx(auto_width(x), rel=1e-3)
+    assert config("runs/ksm/version_0")["model"]["kernel_params"] in (None, {"sigma": "auto"})
+    capsys.readouterr()
+    fit(*CONDITIONS, CHECKPOINT, "--model.kernel_params.sigma=auto")
+    assert f"Kernel:             GaussianKernel(sigma={saved['sigma']})" in capsys.readouterr().out
+    assert read_checkpoint("runs/ksm/version_1/checkpoints/last.ckpt")["hyper_parameters"]["kernel_params"] == saved
+    sentence = refused(capsys, "fit", *COMMON, *CONDITIONS, CHECKPOINT, "--model.kernel_params.sigma=2.5")
+    assert f"has kernel_params={saved}, but {{'sigma': 2.5}} was given" in sentence
+
+
+@pytest.mark.parametrize(("sigma", "problem"), [(0.05, "too narrow for 3 features"), (500, "too wide")])
+def test_the_end_says_if_a_kernel_is_too_narrow_or_too_wide(trained, tmp_path, monkeypatch, capsys, sigma, problem):
+    shutil.copy(trained / "x.npy", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    fit("--model.num_neurons=3", f"--model.kernel_params.sigma={sigma}", updates=3)
+    sentence = f"GaussianKernel(sigma={float(sigma)}) is {problem}"
+    assert sentence in capsys.readouterr().out
