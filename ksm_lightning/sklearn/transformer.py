@@ -28,7 +28,7 @@ from ksm_lightning.sklearn.settings import check_parameters, is_error, sizes_for
 from ksm_lightning.sklearn.waiting import Waiting
 
 # Numbers in the samples that a readout is fitted to, where samples have many features: 0.5 GB of float32.
-_FEWEST_NUMBERS = 2**27
+_READOUT_NUMBERS = 2**27
 # Number of samples of a stream after which `sigma="auto"` is fixed.
 _FIRST_SAMPLES = 256
 
@@ -184,7 +184,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             half_life=self.half_life, seed=seed,
         )  # fmt: skip
         self._stream.seen = self._stream.reservoir.seen = len(rows)
-        count = min(READOUT_SAMPLE, max(_FEWEST_NUMBERS // X.shape[1], landmarks))
+        count = min(READOUT_SAMPLE, max(_READOUT_NUMBERS // X.shape[1], landmarks))
         sample = None if self.readout == "neural" else x[random_subset(len(x), count)]
         self._encoder = LazyEncoder(network, self._stream, check_readout(self.readout), n, sample)
         self.kernel_, self.n_samples_seen_, self.n_components_ = network.kernel, len(rows), n
