@@ -1,0 +1,52 @@
+"""Sharded updates against those of the Learner: every kernel, both rules, 1, 2 and 4 ranks."""
+
+import copy
+
+import pytest
+
+from helpers.learning_cases import blocks, network_for, rates_for
+from helpers.plain_rules import FixedRates, learner_of
+from helpers.shards import joined, on_ranks, relative_difference, rows_of, shard_of
+from ksm_lightning.kernels import GaussianKernel
+from ksm_lightning.sharding import ShardedLearner
+
+N = 13  # does not divide evenly
+
+
+def sharded(network, x, rates, natural, ranks, **options) -> dict:
+    own = shard_of(network, ranks)
+    settling = options.pop("settling", 0)
+    learner = ShardedLearner(own, FixedRates(rates, natural, settling), stage="learning", **options)
+    learner.learn(x)
+    return rows_of(own)
+
+
+def compare(kernel, natural, updates, sizes, **options):
+    # Fewer neurons than features: otherwise L of a linear kernel is singular, and rounding errors grow in its null
+    # space, also without shards. The paper's rates diverge on larger points with a cubic kernel.
+    x = 0.2 * blocks(updates, m=16)
+    network, rates = network_for(kernel, x, natural, N), rates_for(kernel, natural)
+    whole = copy.deepcopy(network)
+    learner_of(whole, rates, natural, **options).learn(x)
+    for size in sizes:
+        found = joined(on_ranks(size, lambda ranks: sharded(network, x, rates, natural, ranks, **options)))
+        for name, value in whole.named_parameters():
+            assert relative_difference(found[name], value.detach()) < 1e-9, (size, name)
+            assert relative_difference(found[name], network.get_parameter(name).detach()) > 0 or name == "q"
+
+
+@pytest.mark.parametrize("natural", [False, True], ids=["paper", "natural"])
+def test_ranks_that_share_the_neurons_make_the_updates_of_one(kernel, natural):
+    compare(kernel, natural, 12, [1, 2, 4], inverse="tracked")
+
+
+@pytest.mark.parametrize("natural", [False, True], ids=["paper", "natural"])
+def test_an_inverse_for_every_batch_gives_the_same_updates(natural):
+    compare(GaussianKernel(0.7), natural, 8, [2], inverse="exact")
+    compare(GaussianKernel(0.7), natural, 8, [2], inverse="tracked", settling=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("natural", [False, True], ids=["paper", "natural"])
+def test_they_still_do_after_500_updates(kernel, natural):
+    compare(kernel, natural, 500, [1, 2, 4], inverse="tracked")
