@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import lightning as L
 import torch
@@ -62,6 +62,10 @@ class NeuronParallelModule(StartingModule):
         if trainer is not None:
             keep_unwrapped(trainer.strategy, self.shares_neurons)
         return super().configure_callbacks()
+
+    def cpu(self) -> Self:
+        """Move to the CPU, as Lightning does after an error; a network without memory stays where it is."""
+        return self if self.network.W.is_meta else super().cpu()
 
     def first_network(self, hyper: HyperParameters) -> KSMNetwork:
         """The network before a run: without ``in_features`` a placeholder, with shared neurons one without memory."""
