@@ -152,6 +152,12 @@ class NeuronParallelModule(StartingModule):
     def skips_work(self) -> bool:
         return self.agree_to_stop() if self.shares_neurons else super().skips_work()
 
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Say if an inverse was inaccurate, then leave after a signal."""
+        if isinstance(self.learner, ShardedLearner):
+            self.learner.responses.warn_if_inaccurate()
+        super().on_train_batch_end(*args)
+
     def leave_work(self) -> None:
         """Raise StoppedEarly after a signal, unless the others could not go on without this process."""
         if not self.shares_neurons:

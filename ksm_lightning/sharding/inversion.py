@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from ksm_lightning.sharding.layout import Shard
+from ksm_lightning.sharding.layout import Panel, Shard
 
-# Rows of a panel. Every process multiplies a panel by the inverse of its diagonal block, which costs panel / n_r of the
-# rest; smaller panels make slower products.
 PANEL = 128
-# Vectors by which the residual of an inverse is measured.
-_PROBES = 4
+"""Rows of a panel. Every process multiplies it by the inverse of its diagonal block, ``panel / n_r`` of the whole work;
+smaller panels make slower products."""
+PROBES = 4
+"""Vectors by which the residual of an inverse is measured."""
 
 
 @torch.no_grad()
@@ -35,18 +35,24 @@ def invert(matrix: Tensor, shard: Shard, panel: int = PANEL) -> Tensor:
     """
     failed = torch.zeros((), dtype=torch.int32, device=matrix.device)
     for each in shard.panels(panel):
-        rows = shard.broadcast(each, matrix)  # (panel, n)
-        factor, info = torch.linalg.cholesky_ex(rows[:, each.rows])
-        torch.maximum(failed, info, out=failed)
-        D = torch.cholesky_inverse(factor)
-        scaled = D @ rows  # (panel, n)
-        scaled[:, each.rows] = D
-        columns = matrix[:, each.rows].clone()  # (n_r, panel)
-        matrix[:, each.rows] = 0
-        matrix.addmm_(columns, scaled, alpha=-1)
-        if each.owner == shard.ranks.rank:
-            matrix[each.own] = scaled
+        torch.maximum(failed, _eliminate(matrix, shard, each), out=failed)
     return failed
+
+
+def _eliminate(matrix: Tensor, shard: Shard, panel: Panel) -> Tensor:
+    """One step of the elimination; returns the status of the factorisation, ()."""
+    rows = shard.broadcast(panel, matrix)  # (panel, n)
+    factor, info = torch.linalg.cholesky_ex(rows[:, panel.rows])
+    D = torch.cholesky_inverse(factor)
+    scaled = D @ rows  # (panel, n)
+    scaled[:, panel.rows] = D
+    columns = matrix[:, panel.rows].clone()  # (n_r, panel)
+    matrix[:, panel.rows] = 0
+    matrix.addmm_(columns, scaled, alpha=-1)
+    if panel.owner == shard.ranks.rank:
+        matrix[panel.own] = scaled
+    status: Tensor = info
+    return status
 
 
 @torch.no_grad()
@@ -59,7 +65,7 @@ def residual(L: Tensor, ridge: float, inverse: Tensor, shard: Shard) -> Tensor:
         inverse: Rows (n_r, n) of P, the inverse of ``L + ridge I``.
         shard: Which rows they are.
     """
-    signs = torch.randint(0, 2, (shard.num_neurons, _PROBES), generator=torch.Generator().manual_seed(0))
+    signs = torch.randint(0, 2, (shard.num_neurons, PROBES), generator=torch.Generator().manual_seed(0))
     v = (2 * signs - 1).to(L)
     solved = shard.gather(inverse @ v)  # (n, probes)
     error = L @ solved + ridge * solved[shard.rows] - v[shard.rows]

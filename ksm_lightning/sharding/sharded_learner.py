@@ -38,6 +38,7 @@ class ShardedLearner(Learner):
     """
 
     network: ShardedNetwork
+    responses: ShardedResponses
 
     def __init__(
         self,

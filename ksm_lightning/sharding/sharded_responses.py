@@ -45,15 +45,14 @@ class ShardedResponses(ResponseSolver):
         if self.P is not None and (self.P is not self._buffer or self.P.device != L.device or self.P.dtype != L.dtype):
             self._keep(self.P.to(L))
 
-    def settle(self) -> None:
-        """Note which L the inverse belongs to; warn if one of the block was inaccurate."""
-        super().settle()
+    def warn_if_inaccurate(self) -> None:
+        """Warn if an inverse of the last block of updates was inaccurate. Synchronises with the device."""
         found = float(self.residual)
         if found > LARGEST_RESIDUAL or math.isnan(found):
             warnings.warn(
                 f"The inverse of L + ridge I was recomputed with a residual of {found:.1e}, and responses are reliable "
                 f"up to {LARGEST_RESIDUAL}: raise `ridge`, or train in float64 (precision=64-true).",
-                stacklevel=3,
+                stacklevel=2,
             )
 
     def _recompute(self, ridge: float) -> None:
