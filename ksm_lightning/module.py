@@ -286,8 +286,9 @@ class KernelSimilarityMatching(NeuronParallelModule):
         if model.network.W.is_meta:
             model.build_for_loading(checkpoint["hyper_parameters"]["in_features"])
         model.on_load_checkpoint(checkpoint)
+        model.to(map_location or "cpu", checkpoint["state_dict"]["network.W"].dtype)
         model.load_state_dict(checkpoint["state_dict"])
-        return model.to(map_location or "cpu", checkpoint["state_dict"]["network.W"].dtype)
+        return model
 
     # ------------------------------------------------------------------ evaluation
 

@@ -6,7 +6,7 @@ axis below ``-4 ridge^3 / 27``, so a sum of simple fractions
 
 ``l(beta) = c_0 + sum_j c_j beta / (beta + s_j)``, all c_j >= 0,
 
-with shifts s_j that grow by a factor of e matches it to 1e-4, and
+with shifts s_j that grow by a factor of e matches it to 1e-4 of ``l + ridge``, which responses are divided by, and
 
 ``L = c_0 I + sum_j c_j (I - s_j (B + s_j I)^-1)``
 
@@ -55,9 +55,10 @@ def lateral_fractions(ridge: float, largest: float) -> Fractions:
     """
     smallest = max(RESOLUTION * largest, 4 * ridge**3 / 27)  # fractions with smaller shifts are not needed
     shifts = np.exp(np.arange(np.log(smallest), np.log(largest) + _BEYOND, _SPACING))
-    beta = np.exp(np.linspace(np.log(smallest), np.log(largest), _GRID))
-    values = lateral_eigenvalues(torch.from_numpy(beta), ridge).numpy()
     is_cut = smallest > 4 * ridge**3 / 27
+    first = smallest if is_cut else 1e-3 * smallest  # l is proportional to beta below
+    beta = np.exp(np.linspace(np.log(first), np.log(largest), _GRID))
+    values = lateral_eigenvalues(torch.from_numpy(beta), ridge).numpy()
     columns = beta[:, None] / (beta[:, None] + shifts)
     columns = np.hstack([np.full((len(beta), 1), float(is_cut)), columns]) / values[:, None]  # relative errors
     scale = np.linalg.norm(columns, axis=0) + np.finfo(float).tiny

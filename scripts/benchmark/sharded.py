@@ -94,11 +94,9 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def run(
-    neurons: int, ranks: int, updates: int, *, start: bool = False, evaluates: bool = False
-) -> list[dict[str, Any]]:
+def run(neurons: int, ranks: int, *, start: bool = False, evaluates: bool = False) -> list[dict[str, Any]]:
     """What each rank of a run counted."""
-    options = {"neurons": neurons, "ranks": ranks, "updates": updates, "start": start, "evaluates": evaluates}
+    options = {"neurons": neurons, "ranks": ranks, "start": start, "evaluates": evaluates}
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/points.npy", points(20_000).numpy())
         command = [sys.executable, __file__, WORKER, folder, json.dumps(options)]
@@ -212,7 +210,8 @@ def model() -> list[str]:
     return [
         f"Per rank and update, m = 400, batch {BATCH}, float32; the share of a refresh every {REFRESH_EVERY} updates. "
         f"Times assume {RATE / 1e12:.0f} TFLOP/s, {INSIDE / 1e9:.0f} GB/s in a machine of 8 GPUs and "
-        f"{BETWEEN / 1e9:.0f} GB/s between machines, one after the other, without latencies. They come from the model, not from a GPU.",
+        f"{BETWEEN / 1e9:.0f} GB/s between machines, one after the other, without latencies. They come from the model, "
+        "not from a GPU.",
         "",
         *table(heads, rows),
     ]

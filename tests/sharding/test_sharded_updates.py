@@ -7,7 +7,7 @@ import pytest
 from helpers.learning_cases import blocks, network_for, rates_for
 from helpers.plain_rules import FixedRates, learner_of
 from helpers.shards import joined, on_ranks, relative_difference, rows_of, shard_of
-from ksm_lightning.kernels import GaussianKernel
+from ksm_lightning.kernels import GaussianKernel, LinearKernel
 from ksm_lightning.sharding import ShardedLearner
 
 N = 13  # does not divide evenly
@@ -22,9 +22,10 @@ def sharded(network, x, rates, natural, ranks, **options) -> dict:
 
 
 def compare(kernel, natural, updates, sizes, **options):
-    # Fewer neurons than features: otherwise L of a linear kernel is singular, and rounding errors grow in its null
-    # space, also without shards. The paper's rates diverge on larger points with a cubic kernel.
-    x = 0.2 * blocks(updates, m=16)
+    # With more neurons than features, L of a linear similarity is singular, and rounding errors grow in its null space,
+    # also without shards.
+    is_linear = isinstance(kernel, LinearKernel) or getattr(kernel, "alpha", 0) == 1
+    x = 0.5 * blocks(updates, m=16 if is_linear else 5)
     network, rates = network_for(kernel, x, natural, N), rates_for(kernel, natural)
     whole = copy.deepcopy(network)
     learner_of(whole, rates, natural, **options).learn(x)
