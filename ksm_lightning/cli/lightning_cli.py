@@ -271,7 +271,7 @@ class KSMCLI(LightningCLI):
         """The devices of a run, with the points of an update on each of them and in all."""
         count, batch = self.trainer.world_size, self.datamodule.batch_size
         points = f"{batch:,} points" if count == 1 else f"{batch:,} points per device and {count * batch:,}"
-        if self.model.shares_neurons:
+        if self.model.hparams["parallel"] == "neurons" and count > 1:
             points = f"{-(-self.model.hparams['num_neurons'] // count):,} neurons each and {batch:,} points"
         if self.datamodule.chooses_batch_size:
             points = "a number of points still to be chosen"

@@ -34,7 +34,7 @@ class Cost(NamedTuple):
         """The share of one of several updates."""
         return Cost(self.operations // updates, self.received // updates, self.largest)
 
-    def __add__(self, other: object) -> "Cost":  # type: ignore[override]
+    def __add__(self, other: object) -> "Cost":
         assert isinstance(other, Cost)
         return Cost(
             self.operations + other.operations, self.received + other.received, max(self.largest, other.largest)
