@@ -126,3 +126,14 @@ def test_a_killed_run_is_continued_bitwise(two, tmp_path):
     found, _ = run(tmp_path, 2, "continued", str(checkpoints / "last.ckpt"))
     for name, value in weights.items():
         assert torch.equal(found[name], value), name
+
+
+@pytest.mark.slow
+def test_a_divergence_stops_all_ranks_with_the_same_message(tmp_path):
+    assert launch(tmp_path, 2, "wild", "-", "wild").returncode != 0
+    messages = {path.name: path.read_text() for path in tmp_path.glob("error_*.txt")}
+    assert set(messages) == {"error_0.txt", "error_1.txt"}
+    assert messages["error_0.txt"] == messages["error_1.txt"]
+    assert messages["error_0.txt"].startswith("Training diverged at update ")
+    saved = network_of(read_checkpoint(tmp_path / "run" / "wild" / "checkpoints" / "last.ckpt"))
+    assert all(value.isfinite().all() for value in saved.parameters())

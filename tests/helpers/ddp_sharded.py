@@ -2,7 +2,8 @@
 
 ``python ddp_sharded.py FOLDER DEVICES NAME [CKPT] [KILL]`` trains 60 updates and writes the rows and scores of each
 rank. CKPT continues a run; ``-`` does not. KILL is an update after which all ranks are killed, or ``again``: the run is
-then repeated from the checkpoint of update 20 in the same processes, and compared.
+then repeated from the checkpoint of update 20 in the same processes, and compared; or ``wild``: rates that diverge, and
+the error message of each rank.
 """
 
 import json
@@ -24,8 +25,11 @@ from ksm_lightning.callbacks import (
     UpdateCheckpoint,
 )
 from ksm_lightning.data import HalfMoonsDataModule
+from ksm_lightning.learning import Phase
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.runs.logger import RunLogger
+
+WILD = [Phase(25, 0.01, 0.01, 0.1), Phase(1000, 50.0, 5.0, 1.9)]
 
 
 class Kill(lightning.Callback):
@@ -74,9 +78,13 @@ def make_trainer(folder: str, devices: int, name: str, kill: int = 0) -> lightni
 def main(folder: str, devices: int, name: str, ckpt: str = "-", kill: str = "") -> None:
     torch.set_num_threads(1)
     lightning.seed_everything(5)
-    model = make_model()
+    model = make_model(phases=WILD, updates=None) if kill == "wild" else make_model()
     trainer = make_trainer(folder, devices, name, int(kill) if kill.isdigit() else 0)
-    trainer.fit(model, datamodule=make_data(), ckpt_path=None if ckpt == "-" else ckpt, weights_only=True)
+    try:
+        trainer.fit(model, datamodule=make_data(), ckpt_path=None if ckpt == "-" else ckpt, weights_only=True)
+    except FloatingPointError as error:
+        Path(folder, f"error_{trainer.global_rank}.txt").write_text(str(error))
+        raise
     rank = trainer.global_rank
     torch.save(model.network.state_dict(), Path(folder, f"{name}_{rank}.pt"))
     scores = {each: float(value) for each, value in trainer.callback_metrics.items()}

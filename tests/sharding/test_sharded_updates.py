@@ -3,12 +3,16 @@
 import copy
 
 import pytest
+import torch
 
+from helpers.fake_cuda import CUDA
 from helpers.learning_cases import blocks, network_for, rates_for
+from helpers.paths import ROOT
 from helpers.plain_rules import FixedRates, learner_of
 from helpers.shards import joined, on_ranks, relative_difference, rows_of, shard_of
-from ksm_lightning.kernels import GaussianKernel, LinearKernel
-from ksm_lightning.sharding import ShardedLearner
+from ksm_lightning.kernels import GaussianKernel, LinearKernel, PowerCosineKernel
+from ksm_lightning.learning import Rates
+from ksm_lightning.sharding import Shard, ShardedLearner, ShardedNetwork
 
 N = 13  # does not divide evenly
 
@@ -51,3 +55,25 @@ def test_an_inverse_for_every_batch_gives_the_same_updates(natural):
 @pytest.mark.parametrize("natural", [False, True], ids=["paper", "natural"])
 def test_they_still_do_after_500_updates(kernel, natural):
     compare(kernel, natural, 500, [1, 2, 4], inverse="tracked")
+
+
+@pytest.mark.usefixtures("fake_cuda")
+@pytest.mark.parametrize("natural", [False, True], ids=["paper", "natural"])
+@pytest.mark.parametrize("inverse", ["tracked", "exact"])
+def test_updates_on_a_gpu_neither_wait_for_the_host_nor_leave_the_device(monkeypatch, natural, inverse):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "benchmark"))
+    from counting import ShapesOnly
+
+    with torch.device(CUDA):
+        network = ShardedNetwork(PowerCosineKernel(3), Shard(40, ShapesOnly(4, rank=1)), 5, ridge=1e-3)
+        schedule = FixedRates(Rates(0.01, 0.0, 0.05), natural)
+        learner = ShardedLearner(network, schedule, stage="learning", inverse=inverse)
+        seen = []
+        learner.learn(
+            torch.empty(3, 8, 5),
+            observe=lambda update: update == 1,
+            on_observation=lambda *found: seen.append(found[1]),
+        )
+        values = [*network.parameters(), learner.health(), learner.responses.residual, seen[0].energy.total, seen[0].y]
+    assert {value.device.type for value in values} == {"cuda"}
+    assert seen[0].y.shape == (8, 40)
