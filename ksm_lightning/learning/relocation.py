@@ -1,6 +1,7 @@
 """Landmarks that explain nothing: how they are found, and where they should be instead."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.learning.collectives import Collectives
-from ksm_lightning.learning.neighbours import groups_of_neighbours
+from ksm_lightning.learning.neighbours import Group, groups_of_neighbours
 from ksm_lightning.network import KSMNetwork, TightNetwork
 
 # A landmark moves if the new position explains this many times more than the old one, plus this fraction of a neuron's
@@ -64,11 +65,8 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
     if not (W.isfinite().all() and points.isfinite().all() and len(points)):
         return moves  # the divergence guard reports it
     if len(W) > _TOGETHER:
-        for neurons, near in groups_of_neighbours(kernel, W, points, _TOGETHER):
-            share = -(-most * len(neurons) // len(W))
-            found = find_moves(kernel, points[near], W[neurons], share, advantage=advantage)
-            moves += [Move(int(neurons[i]), int(near[c])) for i, c in found]
-        return moves
+        groups = groups_of_neighbours(kernel, W, points, _TOGETHER)
+        return find_moves_in(groups, kernel, points, W, most, advantage=advantage)
     order = _candidates_first(len(points)).to(points.device)
     points, W = points[order].double(), W.double()
     K = kernel(W, W)
@@ -89,6 +87,18 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
             break
         state.add_landmark(i, c)
         moves.append(Move(i, int(order[c])))
+    return moves
+
+
+def find_moves_in(
+    groups: Sequence[Group], kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantage: float = _ADVANTAGE
+) -> list[Move]:
+    """:func:`find_moves` within groups of landmarks, each with its share of the moves."""
+    moves: list[Move] = []
+    for neurons, near in groups:
+        share = -(-most * len(neurons) // len(W))
+        found = find_moves(kernel, points[near], W[neurons], share, advantage=advantage)
+        moves += [Move(int(neurons[i]), int(near[c])) for i, c in found]
     return moves
 
 

@@ -10,8 +10,9 @@ from ksm_lightning.learning.acceleration import Acceleration
 from ksm_lightning.learning.best import BestWeights, Snapshot
 from ksm_lightning.learning.collectives import numbers_of_first
 from ksm_lightning.learning.learner import Learner, Stage
+from ksm_lightning.learning.neighbours import groups_of_neighbours
 from ksm_lightning.learning.observation import Observation
-from ksm_lightning.learning.relocation import choose_moves, place
+from ksm_lightning.learning.relocation import choose_moves, find_moves_in, place
 from ksm_lightning.learning.responses import Inverse
 from ksm_lightning.learning.rules import NaturalRule, PaperRule, Responses
 from ksm_lightning.learning.schedule import Schedule
@@ -23,6 +24,9 @@ from ksm_lightning.sharding.layout import Shard
 from ksm_lightning.sharding.sharded_network import ShardedNetwork
 from ksm_lightning.sharding.sharded_responses import ShardedResponses
 from ksm_lightning.sharding.sharded_rule import ShardedNaturalRule
+
+# Landmarks that are searched together if there are more than 2,048: their matrices are not shared out.
+_GROUP = 1024
 
 
 class ShardedLearner(Learner):
@@ -91,9 +95,9 @@ class ShardedLearner(Learner):
 
     @torch.no_grad()
     def move_idle_landmarks(self, x: Tensor, **options: Any) -> int:
-        """Move landmarks that explain nothing of a sample (samples, m), as the first process decides."""
+        """Move landmarks that explain nothing of a sample (samples, m); all processes make the same moves."""
         network, shard, kernel = self.network, self.shard, self.network.kernel
-        neurons, points = choose_moves(kernel, x, network.all_landmarks(), collectives=shard.ranks, **options)
+        neurons, points = self._choose_moves(x, **options)
         if not len(neurons):
             return 0
         gain = shard.sum((network.q.square() * kernel.diag(network.W)).double().sum()) / shard.num_neurons
@@ -102,6 +106,23 @@ class ShardedLearner(Learner):
         place(kernel, weights, neurons, x[points].to(network.W), gain, inhibition, shard.rows.start)
         self.invalidate()
         return len(neurons)
+
+    def _choose_moves(self, x: Tensor, most: int | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+        """Landmarks (moved,) and their new points (moved,): the first process chooses, or each in some groups."""
+        kernel, W, ranks = self.network.kernel, self.network.all_landmarks(), self.shard.ranks
+        if len(W) <= MANY_LANDMARKS:
+            return choose_moves(kernel, x, W, most, collectives=ranks, **options)
+        chosen = torch.full((len(W),), -1, device=x.device)
+        if not (W.isfinite().all() and x.isfinite().all() and len(x)):
+            return chosen[:0], chosen[:0]  # the divergence guard reports it
+        groups = groups_of_neighbours(kernel, W, x, _GROUP)[ranks.rank :: ranks.size]
+        most = len(W) // 4 if most is None else most
+        for neuron, point in find_moves_in(groups, kernel, x, W, most, **options):
+            chosen[neuron] = point
+        # Groups have no neurons in common, so that at most one process has chosen a point for each.
+        chosen = ranks.gather(chosen[None]).amax(0)
+        neurons = (chosen >= 0).nonzero()[:, 0]
+        return neurons, chosen[neurons]
 
     @torch.no_grad()
     def finish(self, blocks: Iterable[Tensor]) -> float:

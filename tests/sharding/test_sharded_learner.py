@@ -89,14 +89,15 @@ def test_observed_updates_show_what_a_whole_network_shows():
 
 
 def test_many_landmarks_are_moved_without_a_matrix_of_all_of_them(monkeypatch):
-    """As with more than 2,048: the error of landmarks is not measured, and a quarter of that number may move."""
+    """As with more than 2,048: their error is not measured, and each rank searches some groups of neighbours."""
     x, batches = data()
-    monkeypatch.setattr(module, "MANY_LANDMARKS", 8)
+    monkeypatch.setattr(module, "MANY_LANDMARKS", 12)
+    monkeypatch.setattr(module, "_GROUP", 8)
     monkeypatch.setattr(module.ShardedBest, "_errors", lambda *_: pytest.fail("this needs f(W, W)"))
     moved, choose = [], relocation.find_moves
 
     def find_moves(kernel, points, W, most, **options):
-        moved.append(most)
+        moved.append((len(W), most))
         return choose(kernel, points, W, most, **options)
 
     monkeypatch.setattr(relocation, "find_moves", find_moves)
@@ -108,7 +109,7 @@ def test_many_landmarks_are_moved_without_a_matrix_of_all_of_them(monkeypatch):
         return rows_of(own)["W"]
 
     W = torch.cat(on_ranks(2, work))
-    assert moved == [2]  # 8 // 4, on the first rank only
+    assert moved == [(8, 2), (8, 2)]  # a group per rank, each with its share of 12 // 4
     assert W.abs().max() < 5
 
 
