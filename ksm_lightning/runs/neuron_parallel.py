@@ -1,7 +1,7 @@
 """Runs whose processes share the neurons: how they start, and what they write to checkpoints."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -69,7 +69,7 @@ class NeuronParallelModule(StartingModule):
 
     def first_network(self, hyper: HyperParameters) -> KSMNetwork:
         """The network before a run: without ``in_features`` a placeholder, with shared neurons one without memory."""
-        with torch.device("meta" if hyper.parallel == "neurons" else "cpu"):
+        with torch.device("meta") if hyper.parallel == "neurons" else nullcontext():
             return hyper.make_network(hyper.in_features or 1)
 
     def build_for_loading(self, in_features: int) -> None:
