@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ksm_lightning.data.datamodule import datamodule_of, training_inputs
 from ksm_lightning.data.loaders import batches_of, has_length, inputs_of
-from ksm_lightning.learning import HyperParameters, Learner
+from ksm_lightning.learning import HyperParameters
 from ksm_lightning.learning.learner import Stage
 from ksm_lightning.learning.units import choose_points, points_to_draw
 from ksm_lightning.network import KSMNetwork
@@ -23,14 +23,13 @@ from ksm_lightning.runs.checkpoint import check_content, read_checkpoint
 from ksm_lightning.runs.conditions import add_section, check_continuation
 from ksm_lightning.runs.cut_short import cut_short
 from ksm_lightning.runs.logger import log_final_scores
+from ksm_lightning.runs.neuron_parallel import NeuronParallelModule, make_learner
 from ksm_lightning.runs.optimizer import HebbianOptimizer
 from ksm_lightning.runs.other_callbacks import saves_after
-from ksm_lightning.runs.processes import TrainerCollectives
-from ksm_lightning.runs.start import StartingModule
 from ksm_lightning.runs.stop import StoppedEarly
 
 
-class KernelSimilarityMatching(StartingModule):
+class KernelSimilarityMatching(NeuronParallelModule):
     """Trains a KSMNetwork: W and q descend the energy, L ascends it, one batch per update.
 
     The gradients have closed forms and nothing is back-propagated. Lightning's loop gets blocks of batches; each batch
@@ -62,19 +61,18 @@ class KernelSimilarityMatching(StartingModule):
         self._given = {"ridge": hyper.ridge if "ridge" in options else None, "kernel_params": hyper.kernel_params}
         # Without `in_features` this network is a placeholder.
         is_placed = hyper.in_features is not None and hyper.init == "normal"
-        self.use_network(hyper.make_network(hyper.in_features or 1), None if is_placed else "unplaced")
+        is_placed = is_placed and hyper.parallel == "data"
+        self.use_network(self.first_network(hyper), None if is_placed else "unplaced")
 
     def use_network(self, network: KSMNetwork, stage: Stage | None = None) -> None:
         hyper = HyperParameters.of(self.hparams)
         self.network = network
         self.kernel, self.schedule = network.kernel, hyper.make_schedule()
-        self.learner = Learner(
-            network, self.schedule, chooses_ridge=hyper.ridge is None, stage=stage, inverse=hyper.inverse,
-            acceleration=hyper.acceleration, collectives=TrainerCollectives(self),
-        )  # fmt: skip
+        self.learner = make_learner(network, self.schedule, hyper, stage, self)
         self.learner.set_kernel_for(0)
         own = {f"network.{name}": parameter.numel() for name, parameter in network.named_parameters(recurse=False)}
-        keep_out_of_ddp(self, sorted(own, key=own.__getitem__)[1:])  # all but the smallest: DDP needs one
+        # All but the smallest: DDP needs one, unless it leaves the module as it is.
+        keep_out_of_ddp(self, sorted(own, key=own.__getitem__)[0 if self.shares_neurons else 1 :])
 
     # ------------------------------------------------------------------ a run from start to end
 
@@ -89,6 +87,8 @@ class KernelSimilarityMatching(StartingModule):
         is_fit = self.trainer.state.fn == "fit"
         if data is not None and is_fit:
             self.choose_width_from(data)
+        if hparams["parallel"] == "neurons":
+            self.prepare_neurons(data)
         learner = self.learner
         if learner.stage == "learning" or (hparams["in_features"] is not None and not is_fit):
             return
@@ -249,7 +249,8 @@ class KernelSimilarityMatching(StartingModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the learner's state, how the data was preprocessed, and a digest; Lightning calls this hook last."""
         learner, run = self.learner.state_dict(), self.run_state.state()
-        add_section(checkpoint, self.trainer, learner, run, self._preprocessing)
+        panels = self.share_out(checkpoint, learner)
+        add_section(checkpoint, self.trainer, learner, run, self._preprocessing, panels)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the ridge, the kernel of the phase and the learner's state; Lightning restores the weights.
@@ -263,6 +264,7 @@ class KernelSimilarityMatching(StartingModule):
         HyperParameters.check_same_network({**self.hparams, **self._given}, saved)
         if saved["kernel_params"] != self.hparams["kernel_params"]:
             self.use_width(saved["kernel_params"]["sigma"])
+        self.use_rows(checkpoint)
         self.network.ridge = self.hparams["ridge"] = float(saved["ridge"])
         self._preprocessing = checkpoint["ksm_lightning"]["preprocessing"]
         self.learner.load_state_dict(checkpoint["ksm_lightning"]["learner"])
@@ -286,9 +288,12 @@ class KernelSimilarityMatching(StartingModule):
         """
         checkpoint = read_checkpoint(checkpoint_path)
         model = cls(**{**checkpoint["hyper_parameters"], **changes})
+        if model.network.W.is_meta:
+            model.build_for_loading(checkpoint["hyper_parameters"]["in_features"])
         model.on_load_checkpoint(checkpoint)
+        model.to(map_location or "cpu", checkpoint["state_dict"]["network.W"].dtype)
         model.load_state_dict(checkpoint["state_dict"])
-        return model.to(map_location or "cpu", checkpoint["state_dict"]["network.W"].dtype)
+        return model
 
     # ------------------------------------------------------------------ evaluation
 
@@ -298,7 +303,7 @@ class KernelSimilarityMatching(StartingModule):
         return y
 
     def _built_network(self) -> KSMNetwork:
-        if self.hparams["in_features"] is None:
+        if self.hparams["in_features"] is None or self.network.W.is_meta:
             raise ValueError("The input size is known after `fit` only: give `in_features` to use the model before.")
         return self.network
 
@@ -309,7 +314,8 @@ class KernelSimilarityMatching(StartingModule):
 
         The other arguments are those of :func:`ksm_lightning.network.readout.read_out`.
         """
-        return read_out(self._built_network(), readout, x, sample=sample, num_features=num_features)
+        self._built_network()
+        return read_out(self.network_for(readout), readout, x, sample=sample, num_features=num_features)
 
     def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Responses to a block of points; logs their energy."""

@@ -21,10 +21,10 @@ FOLDERS = sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.pa
 
 # A layer imports from itself and from the layers before it.
 LAYERS = [
-    "extras", "files", "private_apis", "kernels", "network", "learning", "evaluation", "baselines", "data", "runs",
-    "sklearn", "hub", "extractor", "export", "module", "figures", "callbacks", "report", "cli",
+    "extras", "files", "private_apis", "kernels", "network", "learning", "sharding", "evaluation", "baselines", "data",
+    "runs", "sklearn", "hub", "extractor", "export", "module", "figures", "callbacks", "report", "cli",
 ]  # fmt: skip
-WITHOUT_LIGHTNING = ["kernels", "network", "learning", "evaluation", "baselines", "files"]
+WITHOUT_LIGHTNING = ["kernels", "network", "learning", "sharding", "evaluation", "baselines", "files"]
 
 # Modules that may share a name: the command is a front of the module or folder.
 FRONTS = {("cli/export.py", "export.py"), ("cli/report.py", "report")}

@@ -47,6 +47,7 @@ FIGURES = [path.stem for path in sorted(REPRODUCE.glob("*.py")) if "SCRIPT = " i
         "benchmark/features.py",
         "benchmark/race.py",
         "benchmark/reuse.py",
+        "benchmark/sharded.py",
         "benchmark/start.py",
         "benchmark/streams.py",
         "benchmark/update.py",

@@ -20,7 +20,6 @@ from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.readout import Readout, check_readout, feature_count, make_encoder
 from ksm_lightning.runs import metric_names
 from ksm_lightning.runs.metric_names import Stage
-from ksm_lightning.runs.processes import on_first_process
 from ksm_lightning.runs.stop import StoppedEarly
 
 
@@ -109,6 +108,7 @@ class _ReadoutEvaluation(Evaluation):
         super().setup(trainer, pl_module, stage)
         assert isinstance(pl_module, KernelSimilarityMatching)
         for readout in self.readouts:
+            pl_module.check_readout_fits(readout)
             feature_count(pl_module.network, readout, self.count_for(readout))
 
 
@@ -213,13 +213,13 @@ class LinearProbe(_ReadoutEvaluation):
     ) -> dict[str, float]:
         if data.train_labels is None:
             return {}
-        return _on_first_process(trainer, lambda: self._scores(model, data))
+        return _scores_of_first(model, lambda: self._scores(model, data))
 
     def _scores(self, model: KernelSimilarityMatching, data: KSMDataModule) -> dict[str, float]:
         sets = data.probe_sets()
         assert sets is not None
         sample = data.readout_sample(self.readout)
-        encode = make_encoder(model.network, self.readout, sample, self.num_features)
+        encode = make_encoder(model.network_for(self.readout), self.readout, sample, self.num_features)
         smallest = int(torch.unique(sets["train"][1], return_counts=True)[1].min())
         probe = linear_probe(
             *(sets[name] for name in ("train", "validation", "test")),
@@ -228,7 +228,7 @@ class LinearProbe(_ReadoutEvaluation):
             penalties=self.penalties,
             selection=self.selection,
             encode=lambda x: encode(x.to(model.network.W)),
-            check=model.run_state.stop.leave_work,
+            check=model.leave_work,
         )
         scores = {metric_names.probe_accuracy("val"): probe.validation_accuracy}
         if self.selection == "validation":
@@ -282,7 +282,7 @@ class KMeansProbe(_ReadoutEvaluation):
         labels = data.evaluation_labels(stage)
         if labels is None:
             return {}
-        return _on_first_process(trainer, lambda: self._scores(model, data, labels, stage))
+        return _scores_of_first(model, lambda: self._scores(model, data, labels, stage))
 
     def _scores(
         self, model: KernelSimilarityMatching, data: KSMDataModule, labels: Tensor, stage: Stage
@@ -290,7 +290,7 @@ class KMeansProbe(_ReadoutEvaluation):
         x, chosen = _evaluated_points(model, data, stage, self.max_points)
         classes, numbered = torch.unique(labels[chosen], return_inverse=True)
         y = model.features(x, self.readout, data.readout_sample(self.readout), self.num_features)
-        count, check = min(len(classes), len(x)), model.run_state.stop.leave_work
+        count, check = min(len(classes), len(x)), model.leave_work
 
         def accuracy(features: Tensor) -> float:
             clusters = kmeans(features, count, starts=self.starts, check=check)
@@ -304,7 +304,7 @@ class KMeansProbe(_ReadoutEvaluation):
         }
 
 
-def _on_first_process(trainer: L.Trainer, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
+def _scores_of_first(model: KernelSimilarityMatching, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
     """The scores that the first process computes, on all processes; none if a signal has ended the work."""
 
     def until_stopped() -> dict[str, float]:
@@ -312,7 +312,7 @@ def _on_first_process(trainer: L.Trainer, compute: Callable[[], dict[str, float]
             return compute()
         return {}
 
-    return on_first_process(trainer, until_stopped)
+    return model.compute_once(until_stopped)
 
 
 def _evaluated_points(

@@ -72,6 +72,11 @@ class FeatureWriter(BasePredictionWriter):
         if self.path.suffix not in (".npy", ".npz"):
             raise ValueError(f"Features are written as .npy or .npz, got {self.path}: change --features.path.")
         if isinstance(pl_module, KernelSimilarityMatching):
+            if pl_module.shares_neurons:
+                raise ValueError(
+                    "`predict` computes features from one matrix, which parallel=neurons does not make on several "
+                    "processes: run it on one device."
+                )
             feature_count(pl_module.network, self.readout, self.num_features)
         on_first_process(trainer, self._claim_files)
         self._tag = trainer.strategy.broadcast(self._tag)

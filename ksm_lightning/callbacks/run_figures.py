@@ -82,23 +82,32 @@ class Figures(Callback):
         log_dir = trainer.log_dir  # a broadcast from the first process: every process must read it
         folder = Path(log_dir) / "figures" if to_files and log_dir else None
         only_overview = not to_files
-        on_first_process(trainer, lambda: self._write(trainer, pl_module, data, folder, only_overview=only_overview))
+        writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        arrays = self._arrays(pl_module, data) if pl_module.shares_neurons else None  # all processes compute them
+
+        def write() -> None:
+            if folder is not None or writers:
+                drawn = self._arrays(pl_module, data) if arrays is None else arrays
+                self._write(trainer, pl_module, data, drawn, folder, writers, only_overview=only_overview)
+
+        on_first_process(trainer, write)
+
+    def _arrays(self, model: KernelSimilarityMatching, data: KSMDataModule) -> dict[str, np.ndarray]:
+        points = data.evaluation_points("val")
+        x = points.take(random_subset(len(points), self.max_points).to(points.device))
+        return portrait_arrays(model.network, x.to(model.network.W))
 
     def _write(
         self,
         trainer: L.Trainer,
         model: KernelSimilarityMatching,
         data: KSMDataModule,
+        arrays: dict[str, np.ndarray],
         folder: Path | None,
+        writers: list[Any],
         *,
         only_overview: bool,
     ) -> None:
-        writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if folder is None and not writers:
-            return
-        points = data.evaluation_points("val")
-        x = points.take(random_subset(len(points), self.max_points).to(points.device))
-        arrays = portrait_arrays(model.network, x.to(model.network.W))
         for writer in writers:
             writer.add_histogram("responses", arrays["y"], trainer.global_step)
         for name, pixels in self._figures(arrays, data, model, only_overview):

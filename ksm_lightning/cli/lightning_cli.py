@@ -120,7 +120,7 @@ class KSMCLI(LightningCLI):
         network, the seed or the scaling of the data is an error.
         """
         path = str(self._ckpt_path)
-        checkpoint = read_checkpoint(path)
+        checkpoint = read_checkpoint(path, with_panels=False)
         self._resumed_at = int(checkpoint["global_step"])
         self._needs_finish = bool(checkpoint["ksm_lightning"]["run"]["needs_finish"])
         self._preprocessing = preprocessing_of(checkpoint)
@@ -242,6 +242,8 @@ class KSMCLI(LightningCLI):
         """The devices of a run, with the points of an update on each of them and in all."""
         count, batch = self.trainer.world_size, self.datamodule.batch_size
         points = f"{batch:,} points" if count == 1 else f"{batch:,} points per device and {count * batch:,}"
+        if self.model.hparams["parallel"] == "neurons" and count > 1:
+            points = f"{-(-self.model.hparams['num_neurons'] // count):,} neurons each and {batch:,} points"
         if self.datamodule.chooses_batch_size:
             points = "a number of points still to be chosen"
         return f"{count} x {self.trainer.strategy.root_device.type} with {points} per update"

@@ -215,7 +215,7 @@ class KSMDataModule(L.LightningDataModule, ABC):
             self.batch_size,
             self.updates_per_epoch,
             seed=self.batch_seed(),
-            rank=trainer.global_rank,
+            rank=self._part[0],
             next_update=lambda: trainer.global_step,
             last_update=trainer.max_steps if trainer.max_steps >= 0 else None,
             stops=[interval for interval in intervals if interval],
@@ -281,8 +281,16 @@ class KSMDataModule(L.LightningDataModule, ABC):
 
     def _point_loader(self, stage: str) -> PointLoader:
         points, labels = self.evaluation_points(stage), self.evaluation_labels(stage)
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        rank, world_size = self._part
         return PointLoader(points, labels, self.eval_batch_size, rank=rank, world_size=world_size)
+
+    @property
+    def _part(self) -> tuple[int, int]:
+        """Which part of the points this process has, and of how many. Processes that share neurons see all points."""
+        trainer = self.trainer
+        if trainer is None or getattr(trainer.lightning_module, "shares_neurons", False):
+            return 0, 1
+        return trainer.global_rank, trainer.world_size
 
     def _on_device(self, points: Points) -> Points:
         return points.to(self.trainer.strategy.root_device) if self.trainer else points

@@ -124,11 +124,16 @@ class BestWeights:
         if self.error is None or error is None or self.best is None or self.lowest is None or error <= self.lowest:
             return False
         if not self._counts_landmarks(network):
-            now, best = numbers_of_first(self.collectives, [self.error(network.W), self.error(self.best.W)])
+            now, best = numbers_of_first(self.collectives, self._errors_of_landmarks(network, self.best))
             if now <= _MARGIN * best:
                 return False
         self.best.restore(network)
         return True
+
+    def _errors_of_landmarks(self, network: KSMNetwork, best: Snapshot) -> list[float]:
+        """The errors of the network's landmarks and of the best ones."""
+        assert self.error is not None
+        return [self.error(network.W), self.error(best.W)]
 
     def state_dict(self) -> dict[str, Any]:
         """The best weights, for a checkpoint; empty if there are none."""

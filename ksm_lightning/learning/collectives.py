@@ -17,6 +17,9 @@ class Collectives(Protocol):
     def size(self) -> int: ...
 
     @property
+    def rank(self) -> int: ...
+
+    @property
     def is_first(self) -> bool: ...
 
     def mean(self, value: Tensor) -> Tensor: ...
@@ -25,19 +28,23 @@ class Collectives(Protocol):
 
     def gather(self, rows: Tensor) -> Tensor: ...
 
-    def broadcast(self, value: Tensor) -> Tensor: ...
+    def broadcast(self, value: Tensor, source: int = 0) -> Tensor: ...
 
 
 class SingleProcess:
     """Collectives of one process: every method returns its argument."""
 
     size = 1
+    rank = 0
     is_first = True
 
     def mean(self, value: Tensor) -> Tensor:
         return value
 
-    sum = gather = broadcast = mean
+    sum = gather = mean
+
+    def broadcast(self, value: Tensor, source: int = 0) -> Tensor:
+        return value
 
 
 def numbers_of_first(collectives: Collectives, numbers: Sequence[float]) -> list[float]:

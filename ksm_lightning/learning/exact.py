@@ -65,10 +65,11 @@ def optimal_scale(G: Tensor, self_similarity: Tensor) -> Tensor:
     ``G = <k k^T>`` (n, n) is measured at gain 1. At other gains it is ``<b b^T>``, ``self_similarity`` (n,) includes
     their squares, and c multiplies them.
     """
-    return _scale_of(torch.linalg.eigvalsh(G.double()).clamp_(min=0), self_similarity)
+    return scale_of(torch.linalg.eigvalsh(G.double()).clamp_(min=0), self_similarity)
 
 
-def _scale_of(eigenvalues: Tensor, self_similarity: Tensor) -> Tensor:
+def scale_of(eigenvalues: Tensor, self_similarity: Tensor) -> Tensor:
+    """:func:`optimal_scale` from the eigenvalues (n,) of G."""
     ratio: Tensor = (eigenvalues ** (2 / 3)).sum() / self_similarity.double().sum()
     return ratio**1.5
 
@@ -192,7 +193,7 @@ def _balance_many(network: KSMNetwork, x: Tensor, shrinkage: float) -> None:
     if not found.values[-1] > 0:
         return
     eigenvalues = torch.cat([found.values, found.rest.expand(found.num_equal)])
-    c = _scale_of(eigenvalues, network.q.double().square() * kernel.diag(network.W))
+    c = scale_of(eigenvalues, network.q.double().square() * kernel.diag(network.W))
     set_scale(kernel, network.W, network.q, c)
     values, rest = (lateral_eigenvalues(c * c * beta, ridge) for beta in (found.values, found.rest))
     network.L.copy_(Spectrum(values, found.vectors, rest).dense())

@@ -13,6 +13,7 @@ from ksm_lightning.learning.schedule import AdaptiveSchedule, PaperPhases, Phase
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, Initialiser, KSMNetwork, NormalInit, Solver
 
 Init = Literal["normal", "data"]
+Parallel = Literal["data", "neurons"]
 _FIXED = {"is_fixed": True}
 
 
@@ -54,6 +55,9 @@ class HyperParameters:
             built-in kernel on the CPU; ``compile`` fuses the update with torch.compile, which needs a C++ compiler and
             about a minute at the start; ``cuda_graph`` records and replays 8 updates at a time on one GPU. The last two
             exist for the paper's bound only.
+        parallel: What several processes share out. ``data``: each draws its own batches and has the whole network.
+            ``neurons``: each owns some neurons, all learn from the same batch, and none holds a matrix (n, n), for
+            networks that are too large or too slow for one device. One process has the whole network in any case.
 
     Raises:
         ValueError: If a value is not allowed, or the kernel's name is not registered.
@@ -74,6 +78,7 @@ class HyperParameters:
     consolidate: bool | None = None
     inverse: Inverse = "auto"
     acceleration: Acceleration = "auto"
+    parallel: Parallel = "data"
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -90,6 +95,7 @@ class HyperParameters:
             raise ValueError(
                 f"`acceleration` {name} exists for the paper's bound only: set it to auto with bound=tight."
             )
+        self._check_parallel()
         self._fill("num_landmarks", NETWORKS[self.bound].check_sizes(self.num_neurons, self.num_landmarks))
         self._fill("kernel_params", {**kernel.params(), **({"sigma": AUTO} if self.chooses_width else {})})
         self._fill("ridge", None if is_natural or self.ridge is not None else PAPER_RIDGE)
@@ -101,6 +107,17 @@ class HyperParameters:
         ridge = PAPER_RIDGE if self.ridge is None else self.ridge
         with torch.device("cpu"):
             KSMNetwork(kernel, *sizes, ridge, NormalInit(self.init_scale), self.solver, torch.Generator())
+
+    def _check_parallel(self) -> None:
+        if self.parallel == "data":
+            return
+        needed = {"bound": ("paper",), "solver": ("closed_form",), "acceleration": ("auto", "none")}
+        for name, values in needed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"`parallel` neurons needs {name}={values[0]}, got {getattr(self, name)}: change it, or set "
+                    "`parallel` to data."
+                )
 
     def _fill(self, name: str, value: Any) -> None:
         if value is not None:

@@ -59,18 +59,28 @@ class Learner:
     ) -> None:
         self.network = network
         self.schedule = schedule
-        self.rule, self._is_tight = make_rule(network, schedule.is_natural), isinstance(network, TightNetwork)
+        self.rule, self._is_tight = self._make_rule(), isinstance(network, TightNetwork)
         self.chooses_ridge = chooses_ridge
         self.stage: Stage = stage or ("unstarted" if schedule.is_natural else "learning")
         self.collectives: Collectives = collectives or SingleProcess()
-        self.best = BestWeights(self.collectives, keeps_landmarks)
+        self._keeps_landmarks = keeps_landmarks
+        self.best = self._make_best()
         self.rate_factor = 1.0  # all step sizes are multiplied by this, see `halve_rates`
-        self.responses = ResponseSolver(network, inverse)
-        self._updates = Updates(
-            network, self.rule, self.responses, schedule, self._rates, acceleration, self.collectives
-        )
+        self.responses, self._updates = self._make_updates(inverse, acceleration)
         self._base_kernel = network.kernel
         self._kernel_changes: dict[str, float] = {}
+
+    def _make_rule(self) -> Any:
+        return make_rule(self.network, self.schedule.is_natural)
+
+    def _make_best(self) -> BestWeights:
+        return BestWeights(self.collectives, self._keeps_landmarks)
+
+    def _make_updates(self, inverse: Inverse, acceleration: Acceleration) -> tuple[ResponseSolver, Updates]:
+        network, responses = self.network, ResponseSolver(self.network, inverse)
+        return responses, Updates(
+            network, self.rule, responses, self.schedule, self._rates, acceleration, self.collectives
+        )
 
     # ------------------------------------------------------------------ start, learn, move, finish
 
@@ -214,7 +224,7 @@ class Learner:
 
     def restart(self) -> None:
         """Forget an earlier run on perhaps other data: its best weights, failures and halved rates."""
-        self.best, self.rate_factor = BestWeights(self.collectives, self.best.is_by_landmarks), 1.0
+        self.best, self.rate_factor = self._make_best(), 1.0
         self.invalidate()
         self.responses.reset()
 

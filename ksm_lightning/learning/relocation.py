@@ -1,6 +1,7 @@
 """Landmarks that explain nothing: how they are found, and where they should be instead."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.learning.collectives import Collectives
-from ksm_lightning.learning.neighbours import groups_of_neighbours
+from ksm_lightning.learning.neighbours import Group, groups_of_neighbours
 from ksm_lightning.network import KSMNetwork, TightNetwork
 
 # A landmark moves if the new position explains this many times more than the old one, plus this fraction of a neuron's
@@ -64,11 +65,8 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
     if not (W.isfinite().all() and points.isfinite().all() and len(points)):
         return moves  # the divergence guard reports it
     if len(W) > _TOGETHER:
-        for neurons, near in groups_of_neighbours(kernel, W, points, _TOGETHER):
-            share = -(-most * len(neurons) // len(W))
-            found = find_moves(kernel, points[near], W[neurons], share, advantage=advantage)
-            moves += [Move(int(neurons[i]), int(near[c])) for i, c in found]
-        return moves
+        groups = groups_of_neighbours(kernel, W, points, _TOGETHER)
+        return find_moves_in(groups, kernel, points, W, most, advantage=advantage)
     order = _candidates_first(len(points)).to(points.device)
     points, W = points[order].double(), W.double()
     K = kernel(W, W)
@@ -89,6 +87,18 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
             break
         state.add_landmark(i, c)
         moves.append(Move(i, int(order[c])))
+    return moves
+
+
+def find_moves_in(
+    groups: Sequence[Group], kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantage: float = _ADVANTAGE
+) -> list[Move]:
+    """:func:`find_moves` within groups of landmarks, each with its share of the moves."""
+    moves: list[Move] = []
+    for neurons, near in groups:
+        share = -(-most * len(neurons) // len(W))
+        found = find_moves(kernel, points[near], W[neurons], share, advantage=advantage)
+        moves += [Move(int(neurons[i]), int(near[c])) for i, c in found]
     return moves
 
 
@@ -251,34 +261,73 @@ def relocate(
         advantage: How many times more a landmark must explain at the new position.
         collectives: The processes that train together, of which the first searches for all. Default: there is one.
     """
-    kernel, n = network.kernel, network.num_landmarks
+    kernel, W = network.kernel, network.W
+    neurons, points = choose_moves(kernel, x, W, most, advantage=advantage, collectives=collectives)
+    if not len(neurons):
+        return 0
+    positions = x[points].to(W)
+    if isinstance(network, TightNetwork):
+        _move(network, neurons, positions)
+        return len(neurons)
+    gain = (network.q.square() * kernel.diag(W)).double().mean()
+    place(kernel, (W, network.q, network.L), neurons, positions, gain, network.L.diagonal().median())
+    return len(neurons)
+
+
+def choose_moves(
+    kernel: Kernel,
+    x: Tensor,
+    W: Tensor,
+    most: int | None = None,
+    *,
+    advantage: float = _ADVANTAGE,
+    collectives: Collectives | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Indices (moved,) of landmarks that should move, and of their new points, as the first process has chosen them.
+
+    Arguments as for :func:`relocate`; W are all landmarks (n, m).
+    """
+    n = len(W)
     most = max(1, n // 4) if most is None else most
     moves = {}
     if collectives is None or collectives.is_first:
-        moves = dict(find_moves(kernel, x, network.W, most, advantage=advantage))  # the last move of each neuron
+        moves = dict(find_moves(kernel, x, W, most, advantage=advantage))  # the last move of each neuron
     if collectives is not None and collectives.size > 1:
         moves = _of_first(moves, n, collectives)
-    if not moves:
-        return 0
-    neurons, points = (torch.tensor(list(each), device=x.device) for each in (moves, moves.values()))
-    positions = x[points].to(network.W)
-    if isinstance(network, TightNetwork):
-        _move(network, neurons, positions)
-        return len(moves)
-    gain = (network.q.square() * kernel.diag(network.W)).double().mean()
-    inhibition = network.L.diagonal().median()
+    neurons, points = (torch.tensor(list(each), dtype=torch.int64) for each in (moves, moves.values()))
+    return neurons.to(x.device), points.to(x.device)
+
+
+def place(
+    kernel: Kernel, weights: tuple[Tensor, Tensor, Tensor], neurons: Tensor, positions: Tensor, gain: Tensor,
+    inhibition: Tensor, first: int = 0,
+) -> None:  # fmt: skip
+    """Put neurons at new positions, in place: with a common gain, without lateral connections.
+
+    Args:
+        kernel: The similarity.
+        weights: W (n_r, m), q (n_r,) and L (n_r, n) of the neurons from ``first`` on, of which there are n in all.
+        neurons: Indices (moved,) among all neurons.
+        positions: Their new landmarks (moved, m).
+        gain: The new ``q_i^2 f(w_i, w_i)``; ().
+        inhibition: The new ``L_ii``; ().
+        first: Index of the neuron of the first row.
+    """
+    W, q, L = weights
+    L[:, neurons] = 0
+    is_own = (neurons >= first) & (neurons < first + len(W))
+    neurons, positions = neurons[is_own], positions[is_own]
+    rows = neurons - first
     ratio = gain / kernel.diag(positions).double().clamp(min=torch.finfo(torch.float32).tiny)
     if not gain > 0:  # all neurons are silent: the first active ones keep their own length
         ratio = torch.ones_like(ratio)
     if kernel.is_homogeneous and kernel.degree is not None:
         positions = positions * (ratio ** (0.5 / kernel.degree)).to(positions)[:, None]
     else:
-        network.q[neurons] = ratio.sqrt().to(network.q)
-    network.W[neurons] = positions
-    network.L[neurons] = 0
-    network.L[:, neurons] = 0
-    network.L[neurons, neurons] = inhibition
-    return len(moves)
+        q[rows] = ratio.sqrt().to(q)
+    W[rows] = positions
+    L[rows] = 0
+    L[rows, neurons] = inhibition
 
 
 def _of_first(moves: dict[int, int], n: int, collectives: Collectives) -> dict[int, int]:

@@ -108,7 +108,7 @@ class ResponseSolver:
         """Whether to track the inverse for this step of L and this number of samples, over all processes."""
         if self.inverse == "exact" or not 0 < step_L <= _LARGEST_STEP:
             return False
-        return self.inverse == "tracked" or len(self._L) >= NEURONS_PER_SAMPLE * samples
+        return self.inverse == "tracked" or self._L.shape[1] >= NEURONS_PER_SAMPLE * samples
 
     def track(self, step_L: float) -> float:
         """Recompute the tracked inverse if it is due; returns how far the ridge inside it is above the network's."""
@@ -116,8 +116,12 @@ class ResponseSolver:
         if self.P is None or self._is_due(self._ridge, self._age):
             self._drift = min(_DRIFT, 0.5 * _OLDEST * step_L)
             self._ridge, self._age = (1 + self._drift) * ridge, 0
-            self._keep(torch.cholesky_inverse(self._factorise(self._shift(self._ridge))))
+            self._recompute(self._ridge)
         return self._ridge - ridge
+
+    def _recompute(self, ridge: float) -> None:
+        """Set the tracked inverse to that of ``L + ridge I``."""
+        self._keep(torch.cholesky_inverse(self._factorise(self._shift(ridge))))
 
     def _is_due(self, ridge: float, age: int) -> bool:
         """Whether the tracked inverse, with this ridge inside it and of this age, must be recomputed."""

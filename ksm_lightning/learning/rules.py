@@ -44,6 +44,7 @@ class Correlations(NamedTuple):
     C: Tensor | None  # <y y^T> (n, n) if other processes contribute to it; None if it is y^T y / samples
     own: SelfTerms  # f(w_i, w_i) and its derivatives
     batch: int  # samples in the batch of one process
+    rows: Tensor | None = None  # responses (samples, n_r) of the neurons that this process owns; None: all
 
     @property
     def per_sample(self) -> float:
@@ -119,7 +120,7 @@ class GainRule:
         """Lengths of the gradients of the energy in W, q and L."""
         value = torch.ones_like(q) if seen.own.value is None else seen.own.value
         gradient_q = torch.zeros_like(q) if seen.drive is None else q * value - seen.drive / seen.batch
-        C = functional.correlation(seen.y) if seen.C is None else seen.C
+        C = functional.correlation(seen.y, seen.rows) if seen.C is None else seen.C
         gradient_W = seen.direction * q[:, None] * seen.per_sample
         return gradient_W.norm(), gradient_q.norm(), functional.gradient_L(C, L).norm()
 
@@ -162,7 +163,7 @@ class PaperRule(GainRule):
 
     def ascend_L(self, L: Tensor, seen: Correlations, step: StepSize) -> None:
         """``L += eta_l / 2 (<y y^T> - L)``; ``step`` is ``eta_l / 2``."""
-        move_towards_C(L, seen.y, seen.C, step)
+        move_towards_C(L, seen.y, seen.C, step, seen.rows)
 
     def step_of_L(self, eta_l: float) -> float:
         """The fraction of the way from L to C that the rate stands for: the gradient has a factor of 1/2."""
@@ -194,6 +195,14 @@ class NaturalRule(GainRule):
         if self._floor.shape != q.shape or self._floor.device != q.device or self._floor.dtype != q.dtype:
             self._floor = q.new_full(q.shape, GAIN_FLOOR / len(q))
 
+    def floor_of(self, gain: Tensor) -> Tensor:
+        """The least ``q_i^2 f(w_i,w_i)`` that counts: a fraction of the mean over all neurons; ()."""
+        return torch.dot(gain, self._floor)
+
+    def mean_of(self, values: Tensor) -> Tensor:
+        """The mean of values (n,) over all neurons; ()."""
+        return values.mean()
+
     def descend_W(self, W: Tensor, q: Tensor, seen: Correlations, step: StepSize) -> None:
         """``w_i += step_w q_i direction_i / (max(gain_i, floor) curvature_i / f(w_i,w_i))``, limited in length."""
         direction, value, curvature = seen.direction, seen.own.value, seen.own.curvature
@@ -203,7 +212,7 @@ class NaturalRule(GainRule):
         if learns_q:
             gain = q * q if norm2 is None else q * q * norm2
         assert gain is not None
-        scale = torch.maximum(gain, torch.dot(gain, self._floor))
+        scale = torch.maximum(gain, self.floor_of(gain))
         if norm2 is not None:
             scale.div_(norm2)
         unit = 1.0  # a curvature shared by all landmarks is applied at the end
@@ -216,7 +225,9 @@ class NaturalRule(GainRule):
         row = q / scale if learns_q else scale.reciprocal_()
         # W moves by `size row direction`, but not by more than `most sqrt(f(w,w)) direction / |direction|`.
         size, most = step * seen.per_sample / unit, TRUST / math.sqrt(unit)
-        limit = length.reciprocal_() if norm2 is None else torch.maximum(norm2, norm2.mean()).sqrt_().div_(length)
+        limit = (
+            length.reciprocal_() if norm2 is None else torch.maximum(norm2, self.mean_of(norm2)).sqrt_().div_(length)
+        )
         part = row * (size / most)
         part = torch.clamp(part, -limit, limit) if learns_q else torch.minimum(part, limit)  # a gain may be negative
         W.addcmul_(direction, part[:, None], value=most)
@@ -233,21 +244,24 @@ class NaturalRule(GainRule):
 
     def ascend_L(self, L: Tensor, seen: Correlations, step: StepSize) -> None:
         """``L += step_l (<y y^T> - L)``, which is ``2 step_l de/dL``."""
-        move_towards_C(L, seen.y, seen.C, step)
+        move_towards_C(L, seen.y, seen.C, step, seen.rows)
 
     def step_of_L(self, step_l: float) -> float:
         """The fraction of the way from L to C, which a natural step is."""
         return step_l
 
 
-def move_towards_C(L: Tensor, y: Tensor, C: Tensor | None, step: StepSize) -> None:
-    """``L += step (C - L)`` with ``C = <y y^T>``: along the gradient ``de/dL = (C - L) / 2``, in place."""
+def move_towards_C(L: Tensor, y: Tensor, C: Tensor | None, step: StepSize, rows: Tensor | None = None) -> None:
+    """``L += step (C - L)`` with ``C = <y y^T>``: along the gradient ``de/dL = (C - L) / 2``, in place.
+
+    A process that owns the rows ``L`` (n_r, n) of some neurons gives their responses ``rows`` (samples, n_r), too.
+    """
     if C is not None:
         L.lerp_(C, step)
     elif isinstance(step, Tensor):
-        L.lerp_(functional.correlation(y), step)
+        L.lerp_(functional.correlation(y, rows), step)
     else:
-        L.addmm_(y.mT, y, beta=1 - step, alpha=step / y.shape[0])
+        L.addmm_((y if rows is None else rows).mT, y, beta=1 - step, alpha=step / y.shape[0])
 
 
 def add_scaled(value: Tensor, other: Tensor, number: StepSize) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from ksm_lightning.kernels import Kernel, full_precision
 
 # Number of leading eigenvectors, passes over the sample that make them precise, and samples at once.
-_RANK, _PASSES, _BLOCK = 1024, 2, 4096
+RANK, _PASSES, _BLOCK = 1024, 2, 4096
 
 
 class Spectrum(NamedTuple):
@@ -37,7 +37,7 @@ class Spectrum(NamedTuple):
 
 
 @torch.no_grad()
-def leading_spectrum(kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, rank: int = _RANK) -> Spectrum:
+def leading_spectrum(kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, rank: int = RANK) -> Spectrum:
     """The leading eigenvalues of ``B = <b b^T>`` for the drive ``b = q * f(x, W)``, by subspace iteration.
 
     B itself is never formed: memory is that of matrices (n, rank) and (4096, n). The eigenvalues that remain count as

@@ -229,8 +229,13 @@ class Updates:
         y = self.responses.solve(rule.drive(kernel, gains, k), tracks, sizes.ridge_error)
         if batch.limit is not None:
             y = y * (batch.limit / torch.linalg.vector_norm(y, dim=1, keepdim=True)).clamp_(max=1)
+        return Seen(k, y, self._correlate(own, k, y, pullback, tracks))
+
+    def _correlate(self, own: Any, k: Tensor, y: Tensor, pullback: Callable[[Tensor], Any], tracks: bool) -> Any:
+        """What the rule needs of similarities k (batch, p) and responses y (batch, n), averaged over all processes."""
         others = self.collectives if self._processes > 1 else None
-        return Seen(k, y, rule.correlate(kernel, W, gains, own, Responses(k, y, pullback, tracks), others))
+        seen = Responses(k, y, pullback, tracks)
+        return self.rule.correlate(self._kernel, self._W, self._gains, own, seen, others)
 
     def _learn(self, found: Seen, sizes: StepSizes, tracks: bool) -> None:
         rule, W, gains, L, seen = self.rule, self._W, self._gains, self._L, found.correlations

@@ -96,9 +96,9 @@ def run_dynamics(
     return SteadyState(y.to(dtype), steps, error, error <= tolerance)
 
 
-def correlation(y: Tensor) -> Tensor:
-    """``C = y^T y / batch`` (n, n) for ``y`` (batch, n)."""
-    return (y.mT @ y).div_(y.shape[0])
+def correlation(y: Tensor, rows: Tensor | None = None) -> Tensor:
+    """``C = y^T y / batch`` (n, n) for ``y`` (batch, n); only its rows (n_r, n) for responses ``rows`` (batch, n_r)."""
+    return ((y if rows is None else rows).mT @ y).div_(y.shape[0])
 
 
 class EnergyTerms(NamedTuple):

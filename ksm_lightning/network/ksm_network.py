@@ -144,6 +144,10 @@ class KSMNetwork(nn.Module):
         factor = functional.factorise(self.L.double(), self.ridge)
         return self.q.double()[:, None] * torch.cholesky_inverse(factor)
 
+    def whole(self) -> "KSMNetwork":
+        """The network with all neurons: itself. Of a sharded network, each process owns some of them."""
+        return self
+
     def align_signs(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """W and responses y (samples, n) with signs such that mean responses are positive, where signs are free."""
         W = self.W.detach()

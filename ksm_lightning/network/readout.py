@@ -49,7 +49,7 @@ def feature_count(network: KSMNetwork, readout: str, num_features: int | None = 
     n = network.num_neurons
     count = n if num_features is None else num_features
     if check_readout(readout) != "neural":
-        _check_count(count, len(network.W))
+        _check_count(count, network.num_landmarks)
     elif count != n:
         raise ValueError(
             f"The neural readout always has {n} features, one per neuron, but `num_features` is {count}: leave it out, "
@@ -71,7 +71,7 @@ def needs_sample(network: KSMNetwork, readout: str, num_features: int | None = N
     Raises the errors of :func:`feature_count`.
     """
     count = feature_count(network, readout, num_features)
-    return readout == "least_squares" or (readout == "nystroem" and count < len(network.W))
+    return readout == "least_squares" or (readout == "nystroem" and count < network.num_landmarks)
 
 
 @torch.no_grad()

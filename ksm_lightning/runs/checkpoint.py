@@ -32,6 +32,7 @@ from ksm_lightning.learning.hyperparameters import HyperParameters
 from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.network.preprocessing import Preprocessing
 from ksm_lightning.runs.digest import digest_of
+from ksm_lightning.runs.panels import has_panels, read_rows
 
 FORMAT = 5
 """Number of the format; it changes whenever older files would be misread."""
@@ -40,6 +41,8 @@ FORMAT = 5
 _COVERED = {
     "state_dict", "hyper_parameters", "global_step", "epoch", "loops", "callbacks", "optimizer_states", "lr_schedulers"
 }  # fmt: skip
+# Options that older checkpoints of this format do not have: they mean the default.
+_ADDED = {"parallel"}
 # Lightning replaces the first by its own version when it loads a file, and keeps the version of the file as the second.
 _VERSION, _WRITTEN_BY = "pytorch-lightning_version", "legacy_pytorch-lightning_version"
 
@@ -68,12 +71,13 @@ def last_checkpoint(folder: Path) -> Path:
     return folder / "checkpoints" / "last.ckpt"
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, *, with_panels: bool = True) -> dict[str, Any]:
     """The content of a checkpoint on the CPU, after checking that a model can be made from it.
 
     Args:
         path: A ``.ckpt`` file written by ``ksm fit`` or ``Trainer.save_checkpoint``, or a run folder, which stands for
             its last checkpoint.
+        with_panels: Whether to read the weights if they are in panels (:mod:`ksm_lightning.runs.panels`), all of them.
 
     Raises:
         FileNotFoundError: If the file does not exist.
@@ -92,6 +96,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     except Exception as error:  # a damaged file can fail in any way
         raise ValueError(f"The checkpoint {path} is damaged or incomplete: use an older one of the run.") from error
     check_content(content, f"The checkpoint {path}")
+    if with_panels and has_panels(content):
+        read_rows(content, path.parent)
+        _check_values(content, f"The checkpoint {path}")
+        seal(content)
     return content
 
 
@@ -143,6 +151,12 @@ def check_content(content: Any, path: str) -> None:
             f"{FORMAT}."
         )
     _check_digest(content, path)
+    _check_values(content, path)
+
+
+def _check_values(content: dict[str, Any], path: str) -> None:
+    """Raise ValueError if a part is missing or does not fit the others."""
+    about = content["ksm_lightning"]
     if not isinstance(about.get("training"), dict):
         raise ValueError(f"{path} does not contain the conditions of its training.")
     hparams = _hyper_parameters(content, path)
@@ -152,13 +166,15 @@ def check_content(content: Any, path: str) -> None:
     n, p, m = hparams.num_neurons, hparams.num_landmarks, hparams.in_features
     gains: dict[str, tuple[Any, ...]] = {"q": (n,)} if hparams.bound == "paper" else {"Q": (n, p)}
     shapes = {"W": (p, m), **gains, "L": (n, n)}
-    _check_learner(about.get("learner"), list(shapes.values()), path)
     preprocessing = preprocessing_of(content, path)
     if preprocessing is not None and preprocessing.in_features != m:
         raise ValueError(
             f"{path} contradicts itself: its preprocessing has {preprocessing.in_features} features, "
             f"and the network has {m}."
         )
+    if has_panels(content):
+        return  # the weights are in other files
+    _check_learner(about.get("learner"), list(shapes.values()), path)
     for name, shape in shapes.items():
         value = content["state_dict"].get(f"network.{name}")
         found = tuple(value.shape) if isinstance(value, torch.Tensor) else None
@@ -192,7 +208,7 @@ def network_of(content: dict[str, Any]) -> KSMNetwork:
 
 def _hyper_parameters(content: dict[str, Any], path: str) -> HyperParameters:
     saved = content["hyper_parameters"]
-    differing = sorted(set(saved) ^ set(HyperParameters.names()))
+    differing = sorted((set(saved) ^ set(HyperParameters.names())) - _ADDED)
     if differing:
         raise ValueError(f"{path} was written by another version or model: it differs in {', '.join(differing)}.")
     try:

@@ -22,7 +22,7 @@ class TrainingConditions:
         centre: Whether the mean of each feature is subtracted.
         scaling: How the points are scaled.
         batch_size: Number of points per batch in each process.
-        processes: Number of processes.
+        processes: Number of processes that draw batches of their own; 1 if they share the neurons.
         precision: Precision of the trainer.
         seed: Seed of the process, which determines the start and, by default, the batches.
     """
@@ -44,7 +44,7 @@ class TrainingConditions:
             centre=None if data is None else data.centre,
             scaling=None if data is None else data.scaling,
             batch_size=None if data is None else data.batch_size,
-            processes=trainer.world_size,
+            processes=1 if getattr(trainer.lightning_module, "shares_neurons", False) else trainer.world_size,
             precision=str(trainer.precision),
             seed=torch.initial_seed(),
         )
@@ -120,8 +120,12 @@ def add_section(
     learner: dict[str, Any],
     run: dict[str, Any],
     preprocessing: dict[str, Any] | None,
+    panels: dict[str, Any] | None = None,
 ) -> None:
-    """Add what this package stores in a checkpoint, and seal it; ``preprocessing`` is for data from elsewhere."""
+    """Add what this package stores in a checkpoint, and seal it.
+
+    ``preprocessing`` is for data from elsewhere, ``panels`` the index of weights in other files.
+    """
     data = datamodule_of(trainer)
     content["ksm_lightning"] = {
         "format": FORMAT,
@@ -129,6 +133,7 @@ def add_section(
         "run": run,
         "preprocessing": preprocessing if data is None else data.preprocessing.state(),
         "training": TrainingConditions.of(trainer).state(),
+        **({} if panels is None else {"panels": panels}),
     }
     seal(content)
 

@@ -52,10 +52,15 @@ class TrainerCollectives:
         return 1 if trainer is None else trainer.world_size
 
     @property
+    def rank(self) -> int:
+        """Rank of this process."""
+        trainer = attached_trainer(self.module)
+        return 0 if trainer is None else trainer.global_rank
+
+    @property
     def is_first(self) -> bool:
         """Whether this is the process that decides for all, see :meth:`broadcast`."""
-        trainer = attached_trainer(self.module)
-        return trainer is None or trainer.global_rank == 0
+        return self.rank == 0
 
     def mean(self, value: Tensor) -> Tensor:
         """Mean over all processes. The value may be overwritten."""
@@ -78,10 +83,10 @@ class TrainerCollectives:
         torch.distributed.all_gather_into_tensor(gathered, rows.contiguous())
         return gathered
 
-    def broadcast(self, value: Tensor) -> Tensor:
-        """The value of the first process. It may be on the CPU, although the training device is another one."""
+    def broadcast(self, value: Tensor, source: int = 0) -> Tensor:
+        """The value of a process. It may be on the CPU, although the training device is another one."""
         if self.size == 1:
             return value
         sent = value.to(self.module.trainer.strategy.root_device).contiguous()
-        torch.distributed.broadcast(sent, 0)
+        torch.distributed.broadcast(sent, source)
         return sent.to(value.device)

@@ -20,7 +20,8 @@ from ksm_lightning.network import DataInit, Initialiser, KSMNetwork, NormalInit
 from ksm_lightning.runs.processes import on_first_process
 from ksm_lightning.runs.run_state import StoppableModule
 
-_CHECKED = 1000  # points that show whether the kernel is in the range of their dtype
+CHECKED_POINTS = 1000
+"""Number of points that show whether the kernel is in the range of their dtype."""
 
 
 class StartingModule(StoppableModule):
@@ -81,7 +82,7 @@ class StartingModule(StoppableModule):
             self.learner.set_kernel_for(self.trainer.global_step)
 
         def choose() -> float:
-            check_range(hyper.make_kernel(), data.random_points(_CHECKED, torch.Generator().manual_seed(0)))
+            check_range(hyper.make_kernel(), data.random_points(CHECKED_POINTS, torch.Generator().manual_seed(0)))
             starts_at_data = is_unplaced and hyper.init == "data"
             candidates = None
             if starts_at_data or is_natural:

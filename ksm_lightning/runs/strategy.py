@@ -25,6 +25,14 @@ def prepare_strategy(trainer: L.Trainer) -> None:
         move_to_cpu(trainer)
 
 
+def keep_unwrapped(strategy: Strategy, is_unwrapped: bool) -> None:
+    """Let DDP leave a module as it is, or wrap it again: its wrapper would make the weights of all processes equal."""
+    if isinstance(strategy, DDPStrategy):
+        vars(strategy).pop("configure_ddp", None)
+        if is_unwrapped:
+            strategy.configure_ddp = lambda: None  # type: ignore[method-assign]
+
+
 def check_strategy(strategy: Strategy) -> None:
     """Raise ValueError unless a strategy is one device, or DDP with processes that run the whole script."""
     shards = isinstance(strategy, DeepSpeedStrategy | XLAStrategy | SingleDeviceXLAStrategy)

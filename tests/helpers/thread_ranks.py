@@ -56,5 +56,5 @@ class RankCollectives:
     def gather(self, rows):
         return torch.cat(self.ranks.exchange(self.rank, rows.clone()))
 
-    def broadcast(self, value):
-        return self.ranks.exchange(self.rank, value.clone() if isinstance(value, torch.Tensor) else value)[0]
+    def broadcast(self, value, source=0):
+        return self.ranks.exchange(self.rank, value.clone() if isinstance(value, torch.Tensor) else value)[source]

@@ -46,6 +46,7 @@ def test_a_checkpoint_holds_only_tensors_and_primitives(saved):
         "consolidate": False,
         "inverse": "auto",
         "acceleration": "auto",
+        "parallel": "data",
     }
     section = content["ksm_lightning"]
     preprocessing = section.pop("preprocessing")
