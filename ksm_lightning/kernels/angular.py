@@ -124,6 +124,15 @@ class OffsetPolynomialKernel(Kernel):
         base = self.gamma * (w * w).sum(1, keepdim=True) + self.coef0
         return 2 * self.power * self.gamma * base ** (self.power - 1) * w
 
+    def curvature(self, w: Tensor) -> Tensor:
+        # The mean over directions of d^2 f / du dv = k gamma b^(k-1) I + k (k-1) gamma^2 b^(k-2) w w^T.
+        squares = (w * w).sum(1)
+        base, factor = self.gamma * squares + self.coef0, self.power * self.gamma
+        first = factor * base ** (self.power - 1)
+        if self.power == 1:
+            return first
+        return first + factor * (self.power - 1) * self.gamma * base ** (self.power - 2) * squares / w.shape[1]
+
 
 def _power(base: Tensor, exponent: int) -> Tensor:
     """``base ** exponent`` by repeated products, several times faster than ``torch.pow``."""
