@@ -21,16 +21,16 @@ _MOST_LANDMARKS = 256
 _WIDTH_PENALTIES = tuple(10.0**power for power in range(-4, 4))
 
 
-class Samples(NamedTuple):
+class LabelledSamples(NamedTuple):
     """Different samples and their weights."""
 
     x: Tensor  # (samples, m)
     y: Tensor  # class numbers (samples,), or targets (samples, outputs)
     weights: Tensor  # (samples,), float64, positive
 
-    def take(self, chosen: Tensor) -> "Samples":
+    def take(self, chosen: Tensor) -> "LabelledSamples":
         """The samples with these numbers."""
-        return Samples(self.x[chosen], self.y[chosen], self.weights[chosen])
+        return LabelledSamples(self.x[chosen], self.y[chosen], self.weights[chosen])
 
 
 def check_weights(sample_weight: Any, count: int) -> np.ndarray:
@@ -52,7 +52,7 @@ def check_weights(sample_weight: Any, count: int) -> np.ndarray:
     return weights
 
 
-def canonical_samples(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Samples:
+def canonical_samples(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> LabelledSamples:
     """Equal samples merged to one with the sum of their weights, in an order that depends on the samples only.
 
     A weight of 2 is then the same as a repeated sample, a weight of 0 the same as a missing one, and no sample is both
@@ -79,7 +79,7 @@ def canonical_samples(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Samp
     # Neighbours in that order are similar.
     mixed = np.random.RandomState(0).permutation(len(first))
     kept = order[first[mixed]]
-    return Samples(torch.from_numpy(x[kept]), torch.from_numpy(y[kept]), torch.from_numpy(sums[mixed]))
+    return LabelledSamples(torch.from_numpy(x[kept]), torch.from_numpy(y[kept]), torch.from_numpy(sums[mixed]))
 
 
 def samples_of_a_choice(count: int, features: int) -> Tensor:
@@ -136,7 +136,7 @@ def held_out_losses(
 
 @torch.no_grad()
 def choose_width(
-    make: Callable[[float], Kernel], widths: Sequence[float], samples: Samples, held_out: Tensor, landmarks: int
+    make: Callable[[float], Kernel], widths: Sequence[float], samples: LabelledSamples, held_out: Tensor, landmarks: int
 ) -> float:
     """The width with the lowest squared error of ridge regression on held-out samples.
 

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +20,7 @@ from ksm_lightning.evaluation.ridge import LinearMaps, fit_ridge
 from ksm_lightning.kernels import AUTO, Kernel, auto_width
 from ksm_lightning.sklearn.frozen import DTYPES
 from ksm_lightning.sklearn.held_out import (
-    Samples,
+    LabelledSamples,
     canonical_samples,
     check_weights,
     choose_width,
@@ -29,6 +29,7 @@ from ksm_lightning.sklearn.held_out import (
     samples_of_a_choice,
     total_variance,
 )
+from ksm_lightning.sklearn.precomputed import is_precomputed
 from ksm_lightning.sklearn.settings import is_error
 from ksm_lightning.sklearn.transformer import KSMTransformer
 
@@ -60,7 +61,7 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         self,
         n_components: int | float = 100,
         *,
-        kernel: str | Kernel = "gaussian",
+        kernel: str | Kernel | Callable[..., Any] = "gaussian",
         sigma: float | str = AUTO,
         degree: int | None = None,
         order: int | None = None,
@@ -110,7 +111,7 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
     # ------------------------------------------------------------------ fit
 
     def _fit(
-        self, samples: Samples, targets: Tensor, labels: Tensor | None, penalties: Sequence[float]
+        self, samples: LabelledSamples, targets: Tensor, labels: Tensor | None, penalties: Sequence[float]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Fit the features and the linear model. Returns its weights (n, outputs) and bias (outputs,), in float64.
 
@@ -122,10 +123,15 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         """
         if self.penalty != AUTO and not _is_positive(self.penalty):
             raise ValueError(f"`penalty` must be 'auto' or a positive number, got {self.penalty!r}.")
+        if is_precomputed(self.kernel):
+            raise ValueError(
+                "kernel='precomputed' is for KSMTransformer: put it and a linear model into a pipeline, for example "
+                "make_pipeline(KSMTransformer(kernel='precomputed'), LogisticRegression())."
+            )
         params = self.get_params(deep=False)
         del params["penalty"]
         transformer = KSMTransformer(**params)
-        choice = transformer._check(samples.x.shape[1])
+        choice = transformer._check(samples.x)
         n = _COMPONENTS_OF_AN_ERROR if is_error(self.n_components) else int(self.n_components)
         chosen = samples_of_a_choice(len(samples.x), n)
         some = samples.take(chosen)

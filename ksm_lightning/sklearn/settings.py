@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 from torch import Tensor
 
+from ksm_lightning.kernels import Kernel
 from ksm_lightning.learning.samples import Samples, canonical_order, counts_of
 from ksm_lightning.learning.stream import check_half_life
 from ksm_lightning.learning.training import BATCH_SIZES
@@ -58,6 +59,17 @@ def check_parameters(estimator: Any) -> None:
         check_half_life(half_life, sizes_for(estimator, int(estimator.n_components)).landmarks)
     elif estimator.n_landmarks is not None:
         raise ValueError("`n_landmarks` follows from `n_components` if that is a kernel error: leave it out.")
+
+
+def check_updates(estimator: Any, kernel: Kernel) -> None:
+    """Raise ValueError if a parameter is about updates, but landmarks stay at samples with this kernel."""
+    for name in ("updates", "batch_size", "half_life"):
+        value = getattr(estimator, name)
+        if value is not None and not kernel.is_differentiable:
+            raise ValueError(
+                f"`{name}` is {value}, but landmarks stay at samples, as torch cannot compute derivatives of this "
+                "kernel: leave it out."
+            )
 
 
 def sizes_for(estimator: Any, n: int, samples: int = 2**62) -> Sizes:
