@@ -1,7 +1,7 @@
 """Samples of a supervised fit in a canonical order, and choices on samples that are held out."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,25 +31,6 @@ class LabelledSamples(NamedTuple):
     def take(self, chosen: Tensor) -> "LabelledSamples":
         """The samples with these numbers."""
         return LabelledSamples(self.x[chosen], self.y[chosen], self.weights[chosen])
-
-
-def check_weights(sample_weight: Any, count: int) -> np.ndarray:
-    """Weights (samples,) in float64. Default: 1.
-
-    Raises:
-        ValueError: If they do not match the samples, or are negative, not finite or all 0.
-    """
-    if sample_weight is None:
-        return np.ones(count)
-    weights = np.asarray(sample_weight, dtype=np.float64)
-    weights = np.full(count, float(weights)) if weights.ndim == 0 else weights
-    if weights.shape != (count,):
-        raise ValueError(
-            f"`sample_weight` must be a 1D array of {count} weights, one per sample, got shape {weights.shape}."
-        )
-    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
-        raise ValueError("`sample_weight` must be finite and not negative, and not all of its weights may be zero.")
-    return weights
 
 
 def canonical_samples(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> LabelledSamples:

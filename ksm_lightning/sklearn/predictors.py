@@ -22,7 +22,6 @@ from ksm_lightning.sklearn.frozen import DTYPES
 from ksm_lightning.sklearn.held_out import (
     LabelledSamples,
     canonical_samples,
-    check_weights,
     choose_width,
     held_out_losses,
     held_out_parts,
@@ -30,7 +29,7 @@ from ksm_lightning.sklearn.held_out import (
     total_variance,
 )
 from ksm_lightning.sklearn.precomputed import is_precomputed
-from ksm_lightning.sklearn.settings import is_error
+from ksm_lightning.sklearn.settings import check_weights, is_error
 from ksm_lightning.sklearn.transformer import KSMTransformer
 
 # Widths to choose from, as multiples of the transformer's `sigma="auto"`: 0.25 to 4 times the median distance.

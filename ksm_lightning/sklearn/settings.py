@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils import check_array
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
@@ -88,6 +87,25 @@ def sizes_for(estimator: Any, n: int, samples: int = 2**62) -> Sizes:
     return Sizes(bound, n, landmarks, estimator.batch_size or batch, estimator.updates or updates, keeps_landmarks)
 
 
+def check_weights(sample_weight: Any, count: int) -> np.ndarray:
+    """Weights (samples,) in float64. Default: 1.
+
+    Raises:
+        ValueError: If they do not match the samples, or are negative, not finite or all 0.
+    """
+    if sample_weight is None:
+        return np.ones(count)
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    weights = np.full(count, float(weights)) if weights.ndim == 0 else weights
+    if weights.shape != (count,):
+        raise ValueError(
+            f"`sample_weight` must be a 1D array of {count} weights, one per sample, got shape {weights.shape}."
+        )
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+        raise ValueError("`sample_weight` must be finite and not negative, and not all of its weights may be zero.")
+    return weights
+
+
 def training_samples(X: Any, sample_weight: ArrayLike | None) -> Tensor | Samples:
     """Samples (samples, m) in an order that depends on their values only, so that weights equal repetitions exactly.
 
@@ -96,16 +114,10 @@ def training_samples(X: Any, sample_weight: ArrayLike | None) -> Tensor | Sample
         sample_weight: Weights (samples,), or None.
 
     Raises:
-        ValueError: If the weights have another shape, one of them is negative, or all are zero.
+        ValueError: See :func:`check_weights`.
     """
     order = canonical_order(X)
     if sample_weight is None:
         return torch.from_numpy(X[order]) if isinstance(X, np.ndarray) else Samples(X, order)
-    weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
-    if weights.shape != (X.shape[0],):
-        raise ValueError(
-            f"`sample_weight` must have one number for each of {X.shape[0]} samples, got the shape {weights.shape}."
-        )
-    if not weights.min() >= 0 or not weights.sum() > 0:
-        raise ValueError("`sample_weight` must be positive for at least one sample, and zero or positive for all.")
+    weights = check_weights(sample_weight, X.shape[0])
     return Samples(X, np.repeat(order, counts_of(weights[order])))
