@@ -66,7 +66,7 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         order: int | None = None,
         gamma: float | None = None,
         coef0: float | None = None,
-        kernel_params: Mapping[str, float] | None = None,
+        kernel_params: Mapping[str, Any] | None = None,
         n_landmarks: int | None = None,
         bound: str = "tight",
         readout: str = "least_squares",
@@ -195,8 +195,8 @@ class KSMClassifier(ClassifierMixin, _KernelPredictor):  # type: ignore[misc]
     Args:
         n_components, kernel, sigma, degree, order, gamma, coef0, kernel_params, n_landmarks, bound, readout, updates,
             batch_size, max_components, random_state, verbose: Parameters of :class:`KSMTransformer`; ``sigma="auto"``
-            is chosen as above. The ``alpha`` of the power-cosine kernel is given in ``kernel_params``: in scikit-learn
-            it is the penalty.
+            is chosen as above, and ``kernel="precomputed"`` is for the transformer only. The ``alpha`` of the
+            power-cosine kernel is given in ``kernel_params``: in scikit-learn it is the penalty.
         penalty: Penalty of the weights, positive. Default: ``auto``.
 
     Attributes:

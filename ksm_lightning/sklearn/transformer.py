@@ -116,7 +116,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         order: int | None = None,
         gamma: float | None = None,
         coef0: float | None = None,
-        kernel_params: Mapping[str, float] | None = None,
+        kernel_params: Mapping[str, Any] | None = None,
         n_landmarks: int | None = None,
         bound: str = "tight",
         readout: str = "least_squares",
@@ -151,8 +151,10 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def fit(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> Self:
         """Train a new network on samples (samples, m), an array or a CSR matrix, whose rows become dense when drawn.
 
-        The order of the samples does not matter. A ``sample_weight`` (samples,) of 2 equals a repeated sample, and one
-        of 0 a sample that is left out: batches are drawn, and gains, L and readout computed, in proportion to it.
+        With ``kernel="precomputed"``, X is the matrix (samples, samples) of their similarities, and is not kept.
+        Otherwise, the order of the samples does not matter. A ``sample_weight`` (samples,) of 2 equals a repeated
+        sample, and one of 0 a sample that is left out: batches are drawn, and gains, L and readout computed, in
+        proportion to it.
         """
         X = validate_rows(self, X, reset=True)
         choice, seed = self._check(X), self._draw_seed()
@@ -300,7 +302,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self._encoder.count
 
     def transform(self, X: Any) -> np.ndarray:
-        """Features (samples, n) of samples (samples, m), in their dtype.
+        """Features (samples, n) of samples (samples, m), or of their precomputed similarities, in their dtype.
 
         They are computed in float64, and those of float32 samples in float32 if that changes them by less than 1e-5.
         """
