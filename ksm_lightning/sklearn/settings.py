@@ -15,10 +15,14 @@ from ksm_lightning.learning.training import BATCH_SIZES
 from ksm_lightning.learning.units import tight_batch, worthwhile_updates
 from ksm_lightning.network import Bound, check_bound
 from ksm_lightning.network.readout import check_readout
+from ksm_lightning.sklearn.precomputed import is_precomputed
 
 # Landmarks per component with the tight bound. Twice as many have an error that is lower by another few percent, but
 # `transform` takes longer.
 _LANDMARKS_PER_COMPONENT = 1.5
+# With a precomputed kernel, whose landmarks are not learned and whose similarities are known anyway. On four data sets
+# the held-out error was then that of 1.5 learned ones or lower, and 6 to 31 % below that of 1.5 chosen ones.
+_CHOSEN_PER_COMPONENT = 4
 
 
 class Sizes(NamedTuple):
@@ -75,7 +79,8 @@ def sizes_for(estimator: Any, n: int, samples: int = 2**62) -> Sizes:
     """The sizes of an estimator with n components that learns from this number of samples. Default: from many."""
     bound, landmarks = check_bound(estimator.bound), estimator.n_landmarks
     if landmarks is None:
-        landmarks = math.ceil(_LANDMARKS_PER_COMPONENT * n) if bound == "tight" else n
+        ratio = _CHOSEN_PER_COMPONENT if is_precomputed(estimator.kernel) else _LANDMARKS_PER_COMPONENT
+        landmarks = math.ceil(ratio * n) if bound == "tight" else n
     elif landmarks < n or (bound == "paper" and landmarks != n):
         raise ValueError(
             f"`n_landmarks` must be at least `n_components`, {n}, and equal to it with bound='paper', got {landmarks} "

@@ -63,7 +63,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         kernel_params: Parameters of a kernel or function of your own; those above may be given here, too.
         n_landmarks: Number of landmarks p, at least ``n_components``. More landmarks than features lower the error;
             ``transform`` takes time in proportion to p. Default: 1.5 times ``n_components`` with the tight
-            bound; the paper's has one landmark per component.
+            bound, or 4 times if ``precomputed``; the paper's has one landmark per component.
         bound: ``tight`` learns the landmarks of the features with the lowest error. ``paper`` is the paper's network,
             whose ``neural`` features are sparse and tuned to templates; those of ``tight`` are determined up to a
             rotation only.

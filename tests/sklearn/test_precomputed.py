@@ -37,7 +37,7 @@ def error(F, y):
 def test_features_are_those_of_the_kernel_with_the_same_landmarks(readout, landmarks):
     found = make(readout=readout, n_landmarks=landmarks).fit(K)
     numbers = found.components_[:, 0].astype(int)
-    assert found.components_.shape == (landmarks or 12, 1)
+    assert found.components_.shape == (landmarks or 32, 1)
     assert len(set(numbers)) == len(numbers)
     W, kernel = torch.tensor(X[numbers]), GaussianKernel(0.5)
     M = nystroem_matrix(kernel, W) if landmarks else least_squares_matrix(kernel, W, torch.tensor(X), 8)
@@ -51,8 +51,8 @@ def test_features_are_those_of_the_kernel_with_the_same_landmarks(readout, landm
 def test_the_error_is_close_to_the_optimum():
     values = np.linalg.eigvalsh(K)[::-1]
     optimum = np.sqrt((values[12:] ** 2).sum() / (values**2).sum())
-    assert error(K, make(12, n_landmarks=48).fit_transform(K)) < 1.1 * optimum
-    assert error(K, make(12).fit_transform(K)) < 2.5 * optimum
+    assert error(K, make(12).fit_transform(K)) < 1.1 * optimum
+    assert error(K, make(12, n_landmarks=18).fit_transform(K)) < 2.5 * optimum
 
 
 @pytest.mark.parametrize("readout", ["least_squares", "nystroem"])
@@ -92,7 +92,9 @@ def test_a_cross_validation_takes_rows_and_columns():
 def test_a_kernel_error_and_weights_work_with_a_matrix():
     found = make(0.1).fit(K)
     assert error(K, found.transform(K)) < 0.12
-    assert 8 < found.n_components_ < 30
+    squares = np.linalg.eigvalsh(K)[::-1] ** 2
+    fewest = int((np.cumsum(squares) < (1 - 0.1**2) * squares.sum()).sum()) + 1  # of kernel PCA
+    assert fewest <= found.n_components_ <= fewest + 2
     weights = np.zeros(200)
     weights[50:80] = 1
     weighted = make(30).fit(K, sample_weight=weights)
