@@ -14,6 +14,7 @@ from ksm_lightning.learning.samples import Samples, in_blocks
 from ksm_lightning.learning.schedule import Schedule, make_schedule
 from ksm_lightning.learning.units import candidate_count, natural_ridge, points_to_draw
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
+from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
 
 # Number of batches in a block.
 _BLOCK = 50
@@ -138,8 +139,8 @@ def train_on_few(
     """Train with the adaptive schedule, unless there is a landmark for every different sample.
 
     Then there is nothing to learn: the landmarks are the samples, see :func:`network_at`. Without updates, landmarks
-    stay where the adaptive schedule starts, at KMeans-like centres, with the exact L (and Q) for all data. The
-    arguments are those of :func:`train`.
+    stay where the adaptive schedule starts, at KMeans-like centres, with the exact L (and Q) for all data. Those of a
+    kernel that is not differentiable are samples chosen by kernel k-means++. The arguments are those of :func:`train`.
     """
     p = num_landmarks or num_neurons
     different = torch.unique(x[: 4 * p], dim=0)
@@ -148,6 +149,11 @@ def train_on_few(
             different = torch.unique(torch.cat([different, block]), dim=0)
             if len(different) > p:
                 break
+    if len(different) > p and not kernel.is_differentiable:
+        generator = torch.Generator().manual_seed(seed)
+        candidates = _draw(x, candidate_count(p), generator)
+        chosen = kernel_kmeans_plus_plus(kernel, candidates, p, generator=generator)
+        different = torch.unique(candidates[chosen], dim=0)
     if len(different) <= p:
         return network_at(kernel, different, x[random_subset(len(x), _MOST_OF_FEW)], num_neurons, bound)
     if updates == 0:

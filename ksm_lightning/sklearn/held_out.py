@@ -1,7 +1,7 @@
 """Samples of a supervised fit in a canonical order, and choices on samples that are held out."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,38 +21,19 @@ _MOST_LANDMARKS = 256
 _WIDTH_PENALTIES = tuple(10.0**power for power in range(-4, 4))
 
 
-class Samples(NamedTuple):
+class LabelledSamples(NamedTuple):
     """Different samples and their weights."""
 
     x: Tensor  # (samples, m)
     y: Tensor  # class numbers (samples,), or targets (samples, outputs)
     weights: Tensor  # (samples,), float64, positive
 
-    def take(self, chosen: Tensor) -> "Samples":
+    def take(self, chosen: Tensor) -> "LabelledSamples":
         """The samples with these numbers."""
-        return Samples(self.x[chosen], self.y[chosen], self.weights[chosen])
+        return LabelledSamples(self.x[chosen], self.y[chosen], self.weights[chosen])
 
 
-def check_weights(sample_weight: Any, count: int) -> np.ndarray:
-    """Weights (samples,) in float64. Default: 1.
-
-    Raises:
-        ValueError: If they do not match the samples, or are negative, not finite or all 0.
-    """
-    if sample_weight is None:
-        return np.ones(count)
-    weights = np.asarray(sample_weight, dtype=np.float64)
-    weights = np.full(count, float(weights)) if weights.ndim == 0 else weights
-    if weights.shape != (count,):
-        raise ValueError(
-            f"`sample_weight` must be a 1D array of {count} weights, one per sample, got shape {weights.shape}."
-        )
-    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
-        raise ValueError("`sample_weight` must be finite and not negative, and not all of its weights may be zero.")
-    return weights
-
-
-def canonical_samples(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Samples:
+def canonical_samples(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> LabelledSamples:
     """Equal samples merged to one with the sum of their weights, in an order that depends on the samples only.
 
     A weight of 2 is then the same as a repeated sample, a weight of 0 the same as a missing one, and no sample is both
@@ -79,7 +60,7 @@ def canonical_samples(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Samp
     # Neighbours in that order are similar.
     mixed = np.random.RandomState(0).permutation(len(first))
     kept = order[first[mixed]]
-    return Samples(torch.from_numpy(x[kept]), torch.from_numpy(y[kept]), torch.from_numpy(sums[mixed]))
+    return LabelledSamples(torch.from_numpy(x[kept]), torch.from_numpy(y[kept]), torch.from_numpy(sums[mixed]))
 
 
 def samples_of_a_choice(count: int, features: int) -> Tensor:
@@ -136,7 +117,7 @@ def held_out_losses(
 
 @torch.no_grad()
 def choose_width(
-    make: Callable[[float], Kernel], widths: Sequence[float], samples: Samples, held_out: Tensor, landmarks: int
+    make: Callable[[float], Kernel], widths: Sequence[float], samples: LabelledSamples, held_out: Tensor, landmarks: int
 ) -> float:
     """The width with the lowest squared error of ridge regression on held-out samples.
 

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -20,16 +20,16 @@ from ksm_lightning.evaluation.ridge import LinearMaps, fit_ridge
 from ksm_lightning.kernels import AUTO, Kernel, auto_width
 from ksm_lightning.sklearn.frozen import DTYPES
 from ksm_lightning.sklearn.held_out import (
-    Samples,
+    LabelledSamples,
     canonical_samples,
-    check_weights,
     choose_width,
     held_out_losses,
     held_out_parts,
     samples_of_a_choice,
     total_variance,
 )
-from ksm_lightning.sklearn.settings import is_error
+from ksm_lightning.sklearn.precomputed import is_precomputed
+from ksm_lightning.sklearn.settings import check_weights, is_error
 from ksm_lightning.sklearn.transformer import KSMTransformer
 
 # Widths to choose from, as multiples of the transformer's `sigma="auto"`: 0.25 to 4 times the median distance.
@@ -60,13 +60,13 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         self,
         n_components: int | float = 100,
         *,
-        kernel: str | Kernel = "gaussian",
+        kernel: str | Kernel | Callable[..., Any] = "gaussian",
         sigma: float | str = AUTO,
         degree: int | None = None,
         order: int | None = None,
         gamma: float | None = None,
         coef0: float | None = None,
-        kernel_params: Mapping[str, float] | None = None,
+        kernel_params: Mapping[str, Any] | None = None,
         n_landmarks: int | None = None,
         bound: str = "tight",
         readout: str = "least_squares",
@@ -110,7 +110,7 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
     # ------------------------------------------------------------------ fit
 
     def _fit(
-        self, samples: Samples, targets: Tensor, labels: Tensor | None, penalties: Sequence[float]
+        self, samples: LabelledSamples, targets: Tensor, labels: Tensor | None, penalties: Sequence[float]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Fit the features and the linear model. Returns its weights (n, outputs) and bias (outputs,), in float64.
 
@@ -122,10 +122,15 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         """
         if self.penalty != AUTO and not _is_positive(self.penalty):
             raise ValueError(f"`penalty` must be 'auto' or a positive number, got {self.penalty!r}.")
+        if is_precomputed(self.kernel):
+            raise ValueError(
+                "kernel='precomputed' is for KSMTransformer: put it and a linear model into a pipeline, for example "
+                "make_pipeline(KSMTransformer(kernel='precomputed'), LogisticRegression())."
+            )
         params = self.get_params(deep=False)
         del params["penalty"]
         transformer = KSMTransformer(**params)
-        choice = transformer._check(samples.x.shape[1])
+        choice = transformer._check(samples.x)
         n = _COMPONENTS_OF_AN_ERROR if is_error(self.n_components) else int(self.n_components)
         chosen = samples_of_a_choice(len(samples.x), n)
         some = samples.take(chosen)
@@ -190,8 +195,8 @@ class KSMClassifier(ClassifierMixin, _KernelPredictor):  # type: ignore[misc]
     Args:
         n_components, kernel, sigma, degree, order, gamma, coef0, kernel_params, n_landmarks, bound, readout, updates,
             batch_size, max_components, random_state, verbose: Parameters of :class:`KSMTransformer`; ``sigma="auto"``
-            is chosen as above. The ``alpha`` of the power-cosine kernel is given in ``kernel_params``: in scikit-learn
-            it is the penalty.
+            is chosen as above, and ``kernel="precomputed"`` is for the transformer only. The ``alpha`` of the
+            power-cosine kernel is given in ``kernel_params``: in scikit-learn it is the penalty.
         penalty: Penalty of the weights, positive. Default: ``auto``.
 
     Attributes:

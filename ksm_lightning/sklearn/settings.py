@@ -6,19 +6,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils import check_array
 from torch import Tensor
 
+from ksm_lightning.kernels import Kernel
 from ksm_lightning.learning.samples import Samples, canonical_order, counts_of
 from ksm_lightning.learning.stream import check_half_life
 from ksm_lightning.learning.training import BATCH_SIZES
 from ksm_lightning.learning.units import tight_batch, worthwhile_updates
 from ksm_lightning.network import Bound, check_bound
 from ksm_lightning.network.readout import check_readout
+from ksm_lightning.sklearn.precomputed import is_precomputed
 
 # Landmarks per component with the tight bound. Twice as many have an error that is lower by another few percent, but
 # `transform` takes longer.
 _LANDMARKS_PER_COMPONENT = 1.5
+# With a precomputed kernel, whose landmarks are not learned and whose similarities are known anyway. On four data sets
+# the held-out error was then that of 1.5 learned ones or lower, and 6 to 31 % below that of 1.5 chosen ones.
+_CHOSEN_PER_COMPONENT = 4
 
 
 class Sizes(NamedTuple):
@@ -60,11 +64,23 @@ def check_parameters(estimator: Any) -> None:
         raise ValueError("`n_landmarks` follows from `n_components` if that is a kernel error: leave it out.")
 
 
+def check_updates(estimator: Any, kernel: Kernel) -> None:
+    """Raise ValueError if a parameter is about updates, but landmarks stay at samples with this kernel."""
+    for name in ("updates", "batch_size", "half_life"):
+        value = getattr(estimator, name)
+        if value is not None and not kernel.is_differentiable:
+            raise ValueError(
+                f"`{name}` is {value}, but landmarks stay at samples, as torch cannot compute derivatives of this "
+                "kernel: leave it out."
+            )
+
+
 def sizes_for(estimator: Any, n: int, samples: int = 2**62) -> Sizes:
     """The sizes of an estimator with n components that learns from this number of samples. Default: from many."""
     bound, landmarks = check_bound(estimator.bound), estimator.n_landmarks
     if landmarks is None:
-        landmarks = math.ceil(_LANDMARKS_PER_COMPONENT * n) if bound == "tight" else n
+        ratio = _CHOSEN_PER_COMPONENT if is_precomputed(estimator.kernel) else _LANDMARKS_PER_COMPONENT
+        landmarks = math.ceil(ratio * n) if bound == "tight" else n
     elif landmarks < n or (bound == "paper" and landmarks != n):
         raise ValueError(
             f"`n_landmarks` must be at least `n_components`, {n}, and equal to it with bound='paper', got {landmarks} "
@@ -76,6 +92,25 @@ def sizes_for(estimator: Any, n: int, samples: int = 2**62) -> Sizes:
     return Sizes(bound, n, landmarks, estimator.batch_size or batch, estimator.updates or updates, keeps_landmarks)
 
 
+def check_weights(sample_weight: Any, count: int) -> np.ndarray:
+    """Weights (samples,) in float64. Default: 1.
+
+    Raises:
+        ValueError: If they do not match the samples, or are negative, not finite or all 0.
+    """
+    if sample_weight is None:
+        return np.ones(count)
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    weights = np.full(count, float(weights)) if weights.ndim == 0 else weights
+    if weights.shape != (count,):
+        raise ValueError(
+            f"`sample_weight` must be a 1D array of {count} weights, one per sample, got shape {weights.shape}."
+        )
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+        raise ValueError("`sample_weight` must be finite and not negative, and not all of its weights may be zero.")
+    return weights
+
+
 def training_samples(X: Any, sample_weight: ArrayLike | None) -> Tensor | Samples:
     """Samples (samples, m) in an order that depends on their values only, so that weights equal repetitions exactly.
 
@@ -84,16 +119,10 @@ def training_samples(X: Any, sample_weight: ArrayLike | None) -> Tensor | Sample
         sample_weight: Weights (samples,), or None.
 
     Raises:
-        ValueError: If the weights have another shape, one of them is negative, or all are zero.
+        ValueError: See :func:`check_weights`.
     """
     order = canonical_order(X)
     if sample_weight is None:
         return torch.from_numpy(X[order]) if isinstance(X, np.ndarray) else Samples(X, order)
-    weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
-    if weights.shape != (X.shape[0],):
-        raise ValueError(
-            f"`sample_weight` must have one number for each of {X.shape[0]} samples, got the shape {weights.shape}."
-        )
-    if not weights.min() >= 0 or not weights.sum() > 0:
-        raise ValueError("`sample_weight` must be positive for at least one sample, and zero or positive for all.")
+    weights = check_weights(sample_weight, X.shape[0])
     return Samples(X, np.repeat(order, counts_of(weights[order])))

@@ -1,7 +1,7 @@
 """scikit-learn transformers: the network for pipelines, grid searches and streams, and frozen extractors."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -9,13 +9,12 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags, check_array, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from tqdm import tqdm
 
 from ksm_lightning.evaluation.plausibility import width_advice
 from ksm_lightning.kernels import AUTO, Kernel, auto_width, random_subset
-from ksm_lightning.kernels.width import typical_width
 from ksm_lightning.learning import Stream, check_range, sample_size
 from ksm_lightning.learning.samples import Samples, in_blocks
 from ksm_lightning.network import KSMNetwork
@@ -23,8 +22,9 @@ from ksm_lightning.network.readout import READOUT_SAMPLE, check_readout
 from ksm_lightning.sklearn.component_search import choose_components, train_with
 from ksm_lightning.sklearn.encoder import LazyEncoder
 from ksm_lightning.sklearn.frozen import DTYPES
-from ksm_lightning.sklearn.kernel_choice import PARAMETERS, KernelChoice, choose_kernel
-from ksm_lightning.sklearn.settings import check_parameters, is_error, sizes_for, training_samples
+from ksm_lightning.sklearn.kernel_choice import PARAMETERS, KernelChoice, choose_kernel, stream_kernel
+from ksm_lightning.sklearn.precomputed import as_samples, check_stream, encoder_of, is_precomputed, validate_rows
+from ksm_lightning.sklearn.settings import check_parameters, check_updates, is_error, sizes_for, training_samples
 from ksm_lightning.sklearn.waiting import Waiting
 
 # Numbers in the samples that a readout is fitted to, where samples have many features: 0.5 GB of float32.
@@ -44,8 +44,13 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         n_components: Number of features n, or a number between 0 and 1: the smallest n, to within 3 %, whose kernel
             error on held-out samples is below it. ``fit`` then trains several networks. Default: 100.
         kernel: Registered name of the kernel (gaussian, laplacian, cauchy, linear, polynomial, offset_polynomial,
-            power_cosine, arc_cosine, or your own), ``rbf`` or ``poly`` as scikit-learn means them, or a
-            :class:`ksm_lightning.Kernel`.
+            power_cosine, arc_cosine, or your own), ``rbf`` or ``poly`` as scikit-learn means them, a
+            :class:`ksm_lightning.Kernel`, a function, or ``precomputed``. A function of arrays (a, m) and (b, m), with
+            ``kernel_params`` as keywords, returns the matrix (a, b). It gets float64 tensors, or NumPy arrays if it
+            fails with tensors, or pairs of rows if it fails with arrays, which is slow. Landmarks are learned if torch
+            can compute its derivatives, and are otherwise samples chosen by kernel k-means++. With ``precomputed``,
+            ``fit`` takes the similarities (samples, samples), and ``transform`` (new samples, samples); landmarks are
+            chosen in the same way, so that the readout is all that is learned, and the order of the samples matters.
         sigma: Width of a Gaussian, Laplacian or Cauchy kernel. Default: ``auto``, 0.7 times the median distance of two
             samples. ``partial_fit`` chooses it from the first samples, up to 256 or those of the first call. A kernel
             object keeps its own width.
@@ -55,10 +60,10 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         gamma: scikit-learn's parameter of ``rbf``, ``exp(-gamma |u - v|^2)``, instead of ``sigma``, and of ``poly``.
             There is none for ``laplacian``, which has the Euclidean distance here and the L1 distance in scikit-learn.
         coef0: Offset of ``poly``, ``(gamma u . v + coef0)^degree``.
-        kernel_params: Parameters of a kernel of your own; those above may be given here, too.
+        kernel_params: Parameters of a kernel or function of your own; those above may be given here, too.
         n_landmarks: Number of landmarks p, at least ``n_components``. More landmarks than features lower the error;
             ``transform`` takes time in proportion to p. Default: 1.5 times ``n_components`` with the tight
-            bound; the paper's has one landmark per component.
+            bound, or 4 times if ``precomputed``; the paper's has one landmark per component.
         bound: ``tight`` learns the landmarks of the features with the lowest error. ``paper`` is the paper's network,
             whose ``neural`` features are sparse and tuned to templates; those of ``tight`` are determined up to a
             rotation only.
@@ -79,14 +84,15 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         verbose: Whether ``fit`` shows a progress bar.
 
     Attributes:
-        components_: Learned landmarks W (p, m), or fewer if there are fewer different samples.
+        components_: Learned landmarks W (p, m), or fewer if there are fewer different samples. With ``precomputed``,
+            the numbers (p, 1) of the samples that are landmarks.
         network_: The trained :class:`ksm_lightning.KSMNetwork`, with a neuron less for each feature that is always 0
             because there are fewer different samples than components.
         n_components_: Number of features n.
         kernel_: The kernel, with the width that ``sigma="auto"`` has chosen.
         n_updates_: Number of updates so far.
         n_samples_seen_: Number of samples seen by ``fit`` and ``partial_fit``.
-        n_features_in_: Number of features of the samples.
+        n_features_in_: Number of features of the samples, or with ``precomputed`` the number of samples of ``fit``.
         reconstruction_error_: Relative error of :meth:`inverse_transform`.
 
     Example:
@@ -103,14 +109,14 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self,
         n_components: int | float = 100,
         *,
-        kernel: str | Kernel = "gaussian",
+        kernel: str | Kernel | Callable[..., Any] = "gaussian",
         sigma: float | str = AUTO,
         alpha: int | None = None,
         degree: int | None = None,
         order: int | None = None,
         gamma: float | None = None,
         coef0: float | None = None,
-        kernel_params: Mapping[str, float] | None = None,
+        kernel_params: Mapping[str, Any] | None = None,
         n_landmarks: int | None = None,
         bound: str = "tight",
         readout: str = "least_squares",
@@ -145,12 +151,15 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def fit(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> Self:
         """Train a new network on samples (samples, m), an array or a CSR matrix, whose rows become dense when drawn.
 
-        The order of the samples does not matter. A ``sample_weight`` (samples,) of 2 equals a repeated sample, and one
-        of 0 a sample that is left out: batches are drawn, and gains, L and readout computed, in proportion to it.
+        With ``kernel="precomputed"``, X is the matrix (samples, samples) of their similarities, and is not kept.
+        Otherwise, the order of the samples does not matter. A ``sample_weight`` (samples,) of 2 equals a repeated
+        sample, and one of 0 a sample that is left out: batches are drawn, and gains, L and readout computed, in
+        proportion to it.
         """
-        X = validate_data(self, X, dtype=DTYPES, accept_sparse="csr")
-        choice, seed, rows = self._check(X.shape[1]), self._draw_seed(), Samples(X, np.arange(X.shape[0]))
-        x = training_samples(X, sample_weight)
+        X = validate_rows(self, X, reset=True)
+        choice, seed = self._check(X), self._draw_seed()
+        X = as_samples(choice.kernel, X)
+        rows, x = Samples(X, np.arange(X.shape[0])), training_samples(X, sample_weight)
         kernel = choice.with_width(auto_width(x)) if choice.chooses_width else choice.kernel
         for block in in_blocks(rows):
             check_range(kernel, block)
@@ -186,7 +195,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self._stream.seen = self._stream.reservoir.seen = len(rows)
         count = min(READOUT_SAMPLE, max(_READOUT_NUMBERS // X.shape[1], landmarks))
         sample = None if self.readout == "neural" else x[random_subset(len(x), count)]
-        self._encoder = LazyEncoder(network, self._stream, check_readout(self.readout), n, sample)
+        encoder = LazyEncoder(network, self._stream, check_readout(self.readout), n, sample)
+        self._encoder = encoder_of(encoder, self._stream)
         self.kernel_, self.n_samples_seen_, self.n_components_ = network.kernel, len(rows), n
         self._first_samples: Tensor | None = None
         self._waiting = Waiting(self.get_params(deep=False), known)
@@ -201,15 +211,17 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         is an error.
         """
         is_first = not hasattr(self, "_stream")
+        check_stream(self.kernel if is_first else self.kernel_)
         if not is_first and self._first_samples is None and self._waiting.take(X, vars(self)):
             self.n_samples_seen_ += 1
             if self._waiting.is_full:
                 self._learn_waiting()
             return self
         self._learn_waiting()
-        X = validate_data(self, X, dtype=DTYPES, accept_sparse="csr", reset=is_first)
+        X = validate_rows(self, X, reset=is_first)
         x = torch.tensor(X if isinstance(X, np.ndarray) else X.toarray())
-        choice = self._check(x.shape[1])
+        choice = self._check(x)
+        check_stream(choice.kernel)
         if is_first and is_error(self.n_components):
             raise ValueError(
                 f"A stream needs a number of components: call `fit` first, or set `n_components`, {self.n_components}, "
@@ -217,7 +229,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             )
         n = self.n_components_ if is_error(self.n_components) else int(self.n_components)
         bound, _, landmarks, batch_size, *_ = sizes_for(self, n)
-        kernel, is_new, known = self._stream_kernel(choice, x)
+        now = (None, None) if is_first else (self.kernel_, self._first_samples)
+        kernel, is_new, known = stream_kernel(choice, x, *now)
         stream = self._stream if not is_new else Stream(
             kernel, n, bound=bound, num_landmarks=landmarks, half_life=self.half_life,
             seed=self._draw_seed() if is_first else self._stream.seed,
@@ -241,24 +254,6 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self._waiting = Waiting(self.get_params(deep=False), x)
         return self
 
-    def _stream_kernel(self, choice: KernelChoice, x: Tensor) -> tuple[Kernel, bool, Tensor]:
-        """The kernel of a stream whose next samples are x (samples, m); whether it is new; the samples to learn then.
-
-        While a stream is short, an open width follows its samples: each time that they have doubled, the stream
-        restarts with all of them.
-        """
-        if not hasattr(self, "_stream"):
-            return (choice.with_width(typical_width(x) or 1.0) if choice.chooses_width else choice.kernel), True, x
-        if not choice.chooses_width:
-            return choice.kernel, False, x[:0]
-        first, now = self._first_samples, self.kernel_.params().get("sigma", 1.0)
-        if first is None:
-            return choice.with_width(now), False, x[:0]
-        known = torch.cat([first, x.to(first)])
-        has_doubled = len(first).bit_length() < len(known).bit_length()
-        sigma = typical_width(known) or now if has_doubled else now
-        return choice.with_width(sigma), sigma != now, known
-
     def _learn_waiting(self) -> None:
         """Learn from the samples that wait, one update each."""
         rows = self._waiting.give() if hasattr(self, "_waiting") else []
@@ -271,11 +266,13 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         state: dict[str, Any] = super().__getstate__()
         return state
 
-    def _check(self, in_features: int) -> KernelChoice:
-        """Check all parameters and return the kernel."""
+    def _check(self, X: Any) -> KernelChoice:
+        """Check all parameters and return the kernel of samples (samples, m)."""
         check_parameters(self)
         params = {name: getattr(self, name) for name in PARAMETERS}
-        return choose_kernel(self.kernel, params, self.kernel_params, in_features)
+        choice = choose_kernel(self.kernel, params, self.kernel_params, X)
+        check_updates(self, choice.kernel)
+        return choice
 
     def _draw_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -296,7 +293,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     @property
     def components_(self) -> np.ndarray:
-        """Learned landmarks W (p, m)."""
+        """Learned landmarks W (p, m), or numbers (p, 1) of samples of a kernel matrix."""
         W: np.ndarray = self.network_.W.detach().numpy().copy()
         return W
 
@@ -305,13 +302,13 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self._encoder.count
 
     def transform(self, X: Any) -> np.ndarray:
-        """Features (samples, n) of samples (samples, m), in their dtype.
+        """Features (samples, n) of samples (samples, m), or of their precomputed similarities, in their dtype.
 
         They are computed in float64, and those of float32 samples in float32 if that changes them by less than 1e-5.
         """
         check_is_fitted(self)
         self._learn_waiting()
-        X = validate_data(self, X, dtype=DTYPES, accept_sparse="csr", reset=False)
+        X = validate_rows(self, X, reset=False)
         features = self._encoder.transform(X)
         if not np.isfinite(features).all():
             raise ValueError(
@@ -341,5 +338,6 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        tags.input_tags.sparse = True
+        tags.input_tags.pairwise = is_precomputed(self.kernel)
+        tags.input_tags.sparse = not tags.input_tags.pairwise
         return tags

@@ -96,10 +96,10 @@ def test_weights_equal_repetitions_and_the_order_does_not_matter():
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (np.ones(7), r"one number for each of 8 samples, got the shape \(7,\)"),
-        (np.zeros(8), "positive for at least one sample"),
-        (-np.ones(8), "zero or positive for all"),
-        (np.full(8, np.nan), "NaN"),
+        (np.ones(7), r"1D array of 8 weights, one per sample, got shape \(7,\)"),
+        (np.zeros(8), "not all of its weights may be zero"),
+        (-np.ones(8), "not negative"),
+        (np.full(8, np.nan), "must be finite"),
     ],
 )
 def test_wrong_weights_are_refused(weights, message):

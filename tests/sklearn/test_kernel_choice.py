@@ -21,7 +21,7 @@ UNSET = dict.fromkeys(PARAMETERS) | {"sigma": "auto"}
 
 def chosen(kernel, **options):
     params = {name: options.pop(name, UNSET[name]) for name in PARAMETERS}
-    return choose_kernel(kernel, params, options.pop("kernel_params", None), in_features=4)
+    return choose_kernel(kernel, params, options.pop("kernel_params", None), X=X)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import ksm_lightning
 from helpers.estimator_checks import check_all
 from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.sklearn import KSMClassifier, KSMRegressor, KSMTransformer
-from ksm_lightning.sklearn.held_out import Samples, canonical_samples, choose_width, held_out_parts
+from ksm_lightning.sklearn.held_out import LabelledSamples, canonical_samples, choose_width, held_out_parts
 
 
 def moons(count=120, seed=0):
@@ -178,7 +178,7 @@ def test_the_width_of_a_function_that_the_kernel_can_represent_is_found():
     x = torch.rand(600, 2, generator=g, dtype=torch.float64) * 4
     centres = torch.rand(20, 2, generator=g, dtype=torch.float64) * 4
     y = GaussianKernel(0.5)(x, centres) @ torch.randn(20, 1, generator=g, dtype=torch.float64)
-    samples = Samples(x, y, torch.ones(600, dtype=torch.float64))
+    samples = LabelledSamples(x, y, torch.ones(600, dtype=torch.float64))
     widths = [0.03, 0.5, 8.0]
     assert choose_width(GaussianKernel, widths, samples, held_out_parts(600), 60) == 0.5
     assert choose_width(GaussianKernel, widths[::-1], samples, held_out_parts(600), 60) == 0.5
