@@ -12,9 +12,9 @@ from ksm_lightning.learning.learner import Learner
 from ksm_lightning.learning.native import is_worth_compiling
 from ksm_lightning.learning.samples import Samples, in_blocks
 from ksm_lightning.learning.schedule import Schedule, make_schedule
-from ksm_lightning.learning.units import candidate_count, natural_ridge, points_to_draw
+from ksm_lightning.learning.units import candidate_count, has_few_samples, natural_ridge, points_to_draw
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
-from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
+from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus, lloyd
 
 # Number of batches in a block.
 _BLOCK = 50
@@ -22,6 +22,7 @@ BATCH_SIZES: dict[Bound, int] = {"paper": 64, "tight": 1024}
 """Default number of points per update: the tight bound needs large batches for W."""
 # Number of samples that determine the network if there is a landmark for every different one.
 _MOST_OF_FEW = 100_000
+_LLOYD_ITERATIONS = 100
 REFINEMENT = 10
 """Number of Lloyd iterations of a start at data points with natural steps."""
 
@@ -149,11 +150,9 @@ def train_on_few(
             different = torch.unique(torch.cat([different, block]), dim=0)
             if len(different) > p:
                 break
-    if len(different) > p and not kernel.is_differentiable:
-        generator = torch.Generator().manual_seed(seed)
-        candidates = _draw(x, candidate_count(p), generator)
-        chosen = kernel_kmeans_plus_plus(kernel, candidates, p, generator=generator)
-        different = torch.unique(candidates[chosen], dim=0)
+    is_fixed = not kernel.is_differentiable or (updates == 0 and has_few_samples(len(x), num_neurons))
+    if len(different) > p and is_fixed:
+        different = _fixed_landmarks(kernel, x, p, torch.Generator().manual_seed(seed))
     if len(different) <= p:
         return network_at(kernel, different, x[random_subset(len(x), _MOST_OF_FEW)], num_neurons, bound)
     if updates == 0:
@@ -167,6 +166,21 @@ def train_on_few(
         kernel, x, num_neurons, make_schedule(None, updates, bound), bound=bound, num_landmarks=p,
         batch_size=batch_size, keeps_landmarks=keeps_landmarks, seed=seed, progress=progress,
     )  # fmt: skip
+
+
+def _fixed_landmarks(kernel: Kernel, x: Tensor | Samples, count: int, generator: torch.Generator) -> Tensor:
+    """Landmarks (count, m) that do not learn: means of near samples, or samples if the kernel has no derivatives.
+
+    With a radial kernel, Lloyd's method starts at uniformly drawn samples: k-means++ prefers outliers, and a landmark
+    at one of few samples represents that sample better than new ones.
+    """
+    candidates = torch.unique(_draw(x, candidate_count(count, True, x.shape[1]), generator), dim=0)
+    if kernel.is_radial and kernel.is_differentiable:
+        chosen = torch.randperm(len(candidates), generator=generator)[:count].to(candidates.device)
+    else:
+        chosen = kernel_kmeans_plus_plus(kernel, candidates, count, generator=generator)
+    W = candidates[chosen]
+    return lloyd(kernel, candidates, W, _LLOYD_ITERATIONS) if kernel.is_differentiable else torch.unique(W, dim=0)
 
 
 @torch.no_grad()

@@ -6,12 +6,13 @@ from torch.testing import assert_close
 
 from ksm_lightning.data import HalfMoonsDataModule
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
-from ksm_lightning.kernels import GaussianKernel
+from ksm_lightning.kernels import GaussianKernel, PowerCosineKernel
 from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, PhaseSchedule, TightSchedule, train
 from ksm_lightning.learning.exact import solve_inner
 from ksm_lightning.learning.training import REFINEMENT, train_on_few
 from ksm_lightning.learning.units import tight_updates, worthwhile_updates
 from ksm_lightning.network import DataInit
+from ksm_lightning.network.initialisation import lloyd
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,18 @@ def test_without_updates_landmarks_stay_at_the_start_with_the_exact_Q_and_L(moon
     y = network(moons).double()
     assert made == []
     assert_close(y.mT @ y / len(moons), network.L.detach().double(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [GaussianKernel(0.5), PowerCosineKernel(3)], ids=str)
+def test_landmarks_of_few_samples_are_means_of_those_that_they_are_nearest_to(kernel, moons):
+    x = moons[:70]
+    network = train_on_few(kernel, x, 8, 0, bound="tight", num_landmarks=12)
+    W = network.W.detach()
+    if kernel.is_radial:
+        assert_close(lloyd(kernel, x, W, 1), W, rtol=0, atol=1e-5)  # another iteration changes nothing
+    assert len(torch.unique(torch.cat([x, W]), dim=0)) > 70 + 6  # most are not samples
+    y = network(x).double()
+    assert_close(y.mT @ y / len(x), network.L.detach().double(), rtol=1e-3, atol=1e-5)
 
 
 def test_updates_are_worthwhile_with_enough_samples_and_not_too_many_landmarks():
