@@ -30,8 +30,8 @@ class HyperParameters:
             tuning is lost. It learns best with batches of 1,024 points.
         num_landmarks: Number of landmarks p of the tight bound, at least n. Default: n.
         in_features: Number of input features m. Default: taken from the data when training starts.
-        kernel: Registered name of the kernel: gaussian, laplacian, cauchy, linear, polynomial, power_cosine,
-            arc_cosine, or your own.
+        kernel: Registered name of the kernel: gaussian, laplacian, cauchy, linear, polynomial,
+            offset_polynomial, power_cosine, arc_cosine, or your own.
         kernel_params: The kernel's parameters, such as ``{sigma: 0.3}``. Default: the kernel's defaults, and for a
             kernel with a width ``{sigma: auto}``, 0.7 times the median distance of two training points. A checkpoint
             holds the number.
@@ -52,12 +52,9 @@ class HyperParameters:
             the inverse by low-rank corrections, ``auto`` chooses the faster one.
         acceleration: How updates run. ``auto`` uses machine code for small networks on the CPU where numba is
             installed, and torch operations otherwise, which ``none`` always uses. ``native`` uses machine code for any
-            built-in kernel on the CPU; ``compile`` fuses the update with torch.compile, which needs a C++ compiler and
-            about a minute at the start; ``cuda_graph`` records and replays 8 updates at a time on one GPU. The last two
-            exist for the paper's bound only.
-        parallel: What several processes share out. ``data``: each draws its own batches and has the whole network.
-            ``neurons``: each owns some neurons, all learn from the same batch, and none holds a matrix (n, n), for
-            networks that are too large or too slow for one device. One process has the whole network in any case.
+            built-in kernel but offset_polynomial on the CPU; ``compile`` fuses the update with torch.compile, which
+            needs a C++ compiler and about a minute at the start; ``cuda_graph`` records and replays 8 updates at a time
+            on one GPU. The last two exist for the paper's bound only.
 
     Raises:
         ValueError: If a value is not allowed, or the kernel's name is not registered.

@@ -138,7 +138,10 @@ _updates_without: Counter[str] = Counter()
 def _code_name(formula: scalar.Formula, is_tight: bool, dtype: np.dtype[Any]) -> str:
     """The name of the file that says that machine code for a kernel, bound and dtype is on disk."""
     bound, python = "tight" if is_tight else "paper", sys.implementation.cache_tag
-    about = f"{python}-{importlib.metadata.version('numba')}-{platform.machine()}-{_source_digest()}"
+    # numba looks for its files by the location and the time of the source, which a second checkout does not share.
+    source = Path(native_tight.__file__ if is_tight else native_block.__file__)
+    place = hashlib.sha256(f"{source}-{source.stat().st_mtime_ns}".encode()).hexdigest()[:8]
+    about = f"{python}-{importlib.metadata.version('numba')}-{platform.machine()}-{_source_digest()}-{place}"
     return f"{formula.__name__}-{bound}-{dtype}-{about}.ready"
 
 

@@ -52,17 +52,30 @@ def in_blocks(x: Tensor | Samples, size: int = _BLOCK) -> Iterator[Tensor]:
         yield x[start : start + size]
 
 
+def count_different(x: Tensor | Samples) -> int:
+    """Number of different samples of those in a :func:`canonical_order`, where equal ones are neighbours."""
+    found, last = 0, x[:0]
+    for block in in_blocks(x):
+        together = torch.cat([last, block])
+        found += int((together[1:] != together[:-1]).any(1).sum())
+        last = block[-1:]
+    return found + min(1, len(x))
+
+
 def counts_of(weights: np.ndarray) -> np.ndarray:
     """How often each sample counts, in proportion to its weight: whole numbers (samples,).
 
-    Whole weights are counts, so that a weight of 2 equals a repeated sample. Other weights are rounded so that the
-    counts add up to 100,000, or to the number of samples if that is larger; a sample of weight 0 never counts.
+    Equal weights do not matter. Other whole weights are counts, so that a weight of 2 equals a repeated sample. Other
+    weights are rounded so that the counts add up to 100,000, or to the number of samples if that is larger; a sample of
+    weight 0 never counts.
 
     Example:
         >>> counts_of(np.array([2.0, 0.0, 1.0])), counts_of(np.array([0.5, 0.0, 1.5]))
         (array([2, 0, 1]), array([25000,     0, 75000]))
     """
-    total = weights.sum()
+    total, largest = weights.sum(), weights.max()
+    if ((weights == 0) | (weights == largest)).all():
+        return (weights > 0).astype(np.int64)
     if (weights == np.rint(weights)).all() and total <= _MOST_REPEATED * len(weights):
         return weights.astype(np.int64)
     steps = max(len(weights), _COUNTS)

@@ -33,8 +33,8 @@ class Split(NamedTuple):
 
 
 def split_samples(x: Tensor | Samples, seed: int) -> Split:
-    """Held-out samples, and up to 20,000 others."""
-    chosen = x[random_subset(len(x), _SEARCHED + _JUDGES, seed)]
+    """Held-out samples, and up to 20,000 others. Each counts once, so that no sample is both learned and held out."""
+    chosen = torch.unique(x[random_subset(len(x), _SEARCHED + _JUDGES, seed)], dim=0)
     count = min(_JUDGES, len(chosen) // 5)
     if count < _FEWEST_JUDGES:
         return Split(chosen, chosen)

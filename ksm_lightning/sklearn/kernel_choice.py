@@ -95,6 +95,8 @@ def choose_kernel(
         raise ValueError(f"Kernel {kernel!r} does not exist here: {_ADVICE[name]}.")
     if kernel == "poly" or (name == "polynomial" and {"gamma", "coef0"} & given.keys()):
         return KernelChoice(_offset_polynomial(kernel, given, X.shape[1]), chooses_width=False)
+    if name == "offset_polynomial" and "degree" in given:
+        given["power"] = given.pop("degree")
     if "gamma" in given and "gamma" not in kernel_parameters(name):
         given["sigma"] = _width_of(kernel, name, given)
         del given["gamma"]

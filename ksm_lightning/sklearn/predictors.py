@@ -309,6 +309,8 @@ class KSMRegressor(RegressorMixin, _KernelPredictor):  # type: ignore[misc]
             y: Targets (samples,) or (samples, outputs).
             sample_weight: Weights (samples,), at least 0. A weight of 2 is the same as a repeated sample.
         """
+        if y is not None and np.asarray(y).dtype.kind in "US":
+            raise ValueError("The targets must be numbers, but they are text: use KSMClassifier for classes.")
         x, targets = validate_data(self, X, y, dtype=DTYPES, multi_output=True, y_numeric=True)
         columns = np.asarray(targets, dtype=np.float64).reshape(len(x), -1)
         samples = canonical_samples(x, columns, check_weights(sample_weight, len(x)))

@@ -7,7 +7,7 @@ from scipy import sparse
 
 from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.learning import TightSchedule, train
-from ksm_lightning.learning.samples import Samples, canonical_order, counts_of, in_blocks
+from ksm_lightning.learning.samples import Samples, canonical_order, count_different, counts_of, in_blocks
 
 X = np.random.RandomState(0).randn(30, 4)
 
@@ -22,6 +22,19 @@ def test_samples_are_indexed_like_a_tensor(rows):
     assert torch.equal(torch.cat(list(in_blocks(samples, 3))), expected)
 
 
+def test_equal_weights_do_not_matter():
+    assert counts_of(np.array([0.5, 0.0, 0.5])).tolist() == counts_of(np.array([7.0, 0.0, 7.0])).tolist() == [1, 0, 1]
+
+
+def test_copies_of_samples_are_not_counted():
+    repeated = np.concatenate([X, X[:5], X[:5]])
+    ordered = repeated[canonical_order(repeated)]
+    assert count_different(torch.tensor(ordered)) == count_different(Samples(ordered, np.arange(40))) == 30
+    order = canonical_order(X)
+    assert count_different(Samples(X, np.repeat(order, 1000))) == 30  # more than a block
+    assert count_different(torch.empty(0, 4)) == 0
+
+
 def test_whole_weights_are_counts_and_others_are_in_proportion():
     assert counts_of(np.array([2.0, 0.0, 5.0])).tolist() == [2, 0, 5]
     weights = np.array([0.1, 0.0, 0.25, 1e-9, 0.65 - 1e-9])
@@ -29,8 +42,8 @@ def test_whole_weights_are_counts_and_others_are_in_proportion():
     assert counts.sum() == 100_000
     np.testing.assert_allclose(counts / 1e5, weights, rtol=0, atol=2e-5)
     assert counts[1] == 0
-    huge = counts_of(np.array([1e9, 1e9, 0.0]))  # not a billion rows
-    assert huge.tolist() == [50_000, 50_000, 0]
+    huge = counts_of(np.array([1e9, 3e9, 0.0]))  # not a billion rows
+    assert huge.tolist() == [25_000, 75_000, 0]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

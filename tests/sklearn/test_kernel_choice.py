@@ -123,3 +123,9 @@ def test_the_defaults_classify_as_well_as_those_of_nystroem(load):
     ours = accuracy(KSMTransformer(random_state=0))
     assert ours > accuracy(Nystroem(random_state=0)) - 0.01
     assert ours > 0.95
+
+
+def test_the_degree_of_an_offset_polynomial_is_its_power():
+    x = np.random.RandomState(0).randn(30, 2)
+    found = KSMTransformer(4, kernel="offset_polynomial", degree=2, random_state=0).fit(x)
+    assert found.kernel_.params()["power"] == 2

@@ -309,3 +309,8 @@ def test_invalid_weights_are_refused(make, weights, message):
     x, y = moons(20)
     with pytest.raises(ValueError, match=message):
         make().fit(x, y, sample_weight=weights)
+
+
+def test_text_is_not_a_target_of_a_regression():
+    with pytest.raises(ValueError, match=r"must be numbers, but they are text: use KSMClassifier"):
+        KSMRegressor(4).fit(np.eye(4), ["a", "b", "a", "b"])

@@ -138,6 +138,16 @@ def test_landmarks_of_few_samples_stay_at_the_centres_that_training_starts_from(
     assert found.partial_fit(x[:50]).n_samples_seen_ == 150
 
 
+@pytest.mark.parametrize("weight", [0.5, 100.0, "random"])
+def test_weights_are_not_more_samples_to_learn_from(weight):
+    x, _ = two_moons(100)
+    weights = np.random.RandomState(0).rand(100) + 0.5 if weight == "random" else np.full(100, weight)
+    found = tight(20, updates=None).fit(x, sample_weight=weights)
+    assert found.n_updates_ == 0
+    if weight != "random":
+        assert np.array_equal(found.components_, tight(20, updates=None).fit(x).components_)
+
+
 def test_readouts_of_W_alone_keep_the_best_landmarks_of_the_papers_bound():
     x = np.random.RandomState(0).standard_normal((120, 2))
     options = {"kernel": "laplacian", "sigma": 2.0, "bound": "paper", "updates": 300, "batch_size": 16}
