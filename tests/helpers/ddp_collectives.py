@@ -81,6 +81,8 @@ def main(folder: str, devices: int, schedule: str) -> None:
         "calls_of_blocks": model.counts.calls,
     }  # fmt: skip
     (Path(folder) / f"collectives_{trainer.global_rank}.json").write_text(json.dumps(found))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # otherwise gloo's threads may outlive the interpreter
 
 
 if __name__ == "__main__":
