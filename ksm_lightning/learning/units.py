@@ -142,8 +142,8 @@ def has_few_samples(samples: int, num_features: int) -> bool:
 
 def worthwhile_updates(samples: int, num_features: int, num_landmarks: int) -> int:
     """:func:`tight_updates`, or 0 if features of landmarks at the start are as good on new points."""
-    is_enough = has_few_samples(samples, num_features) or num_landmarks > _MOST_MOVED
-    return 0 if is_enough else tight_updates(num_landmarks)
+    is_start_enough = has_few_samples(samples, num_features) or num_landmarks > _MOST_MOVED
+    return 0 if is_start_enough else tight_updates(num_landmarks)
 
 
 def tight_batch(num_landmarks: int) -> int:

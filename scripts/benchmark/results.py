@@ -16,9 +16,7 @@ from ksm_lightning.files import write_text
 
 def seconds_of(work: Callable[[], object]) -> float:
     """Wall-clock time of one call."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    return timed(work)[1]
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
