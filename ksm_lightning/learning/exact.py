@@ -21,7 +21,7 @@ from ksm_lightning.learning.spectrum import Spectrum, leading_spectrum
 from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS
-from ksm_lightning.network.readout import FEATURE_LIMIT
+from ksm_lightning.network.rare_points import FEATURE_LIMIT
 
 
 def lateral_eigenvalues(beta: Tensor, ridge: float) -> Tensor:

@@ -17,7 +17,8 @@ from ksm_lightning.learning.training import network_at, train_on_few
 from ksm_lightning.learning.units import check_range, sample_size, shrinkage_for
 from ksm_lightning.network import Bound, KSMNetwork
 from ksm_lightning.network.landmark_error import LandmarkError
-from ksm_lightning.network.readout import LandmarkFeatures, limit_readout, readout_matrix, with_landmarks
+from ksm_lightning.network.rare_points import limit_readout, with_landmarks
+from ksm_lightning.network.readout import LandmarkFeatures, readout_matrix
 
 # Number of updates on the remembered samples when the network is restarted.
 _REHEARSAL, _TIGHT_REHEARSAL = 200, 30

@@ -16,18 +16,20 @@ from ksm_lightning.kernels import Kernel, full_precision, inverse_root, random_s
 from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.network.landmark_error import LandmarkError
 from ksm_lightning.network.preprocessing import Frozen
+from ksm_lightning.network.rare_points import limit_readout, with_landmarks
 
 Readout = Literal["neural", "nystroem", "least_squares"]
 READOUTS: tuple[Readout, ...] = get_args(Readout)
 READOUT_SAMPLE = 10_000
 """Maximum number of points that a readout is fitted to."""
-FEATURE_LIMIT = 2.0
-"""Largest ``|y|^2 / f(x, x)`` of features that were fitted to a sample which may lack rare points."""
 
 Encoder = Callable[[Tensor], Tensor]
 """Maps inputs (samples, m) to features (samples, k)."""
 
 _BLOCK = 8192
+# Largest |y|^2 / f(x, x) of least-squares features fitted to a large sample. In the directions of rare points that few
+# others are near, an unlimited fit to 10,000 points had up to 10 times the error of Nystroem's on new points.
+_LEAST_SQUARES_LIMIT = 5.0
 # Points that decide between the least-squares and the Nystroem readout, for samples of ten times as many.
 _HELD_OUT = 500
 
@@ -208,45 +210,19 @@ def _checked_least_squares(kernel: Kernel, W: Tensor, x: Tensor, count: int) -> 
     """The least-squares matrix M (p, k), or Nystroem's if that has a smaller error on points held out from the fit.
 
     A large sample may still miss rare points that landmarks lie on. Nothing determines the features near such a
-    landmark, and they can be any size, so the landmarks become part of the sample. A small sample is used as it is.
+    landmark, and they can be any size, so the landmarks become part of the sample, and features are limited. A small
+    sample is used as it is.
     """
     if len(x) < 10 * _HELD_OUT:
         return least_squares_matrix(kernel, W, x, count)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1)).to(x.device)
     fitted, judges = x[order[_HELD_OUT:]], x[order[:_HELD_OUT]].double()
     M = least_squares_matrix(kernel, W, with_landmarks(kernel, W, fitted), count)
+    M = limit_readout(kernel, W, M, _LEAST_SQUARES_LIMIT)
     other = nystroem_matrix(kernel, W)
     other = compress(kernel, W, other, fitted, count) if count < len(W) else other
     k, error = kernel(judges, W.double()), LandmarkError(kernel, judges)
     return M if error.of_features(k @ M) <= error.of_features(k @ other) else other
-
-
-def with_landmarks(kernel: Kernel, W: Tensor, x: Tensor) -> Tensor:
-    """The sample x (samples, m) and the landmarks (p, m) as points of its typical length, one after the other."""
-    landmarks = W.to(x)
-    if kernel.is_homogeneous and kernel.degree is not None:  # the length of a landmark is its gain, not that of a point
-        ratio = kernel.diag(x).mean() / kernel.diag(landmarks).clamp(min=torch.finfo(x.dtype).tiny)
-        landmarks = landmarks * ratio.clamp(max=1e12)[:, None] ** (0.5 / kernel.degree)
-    return torch.cat([x, landmarks])
-
-
-@torch.no_grad()
-def limit_readout(kernel: Kernel, W: Tensor, M: Tensor, limit: float = FEATURE_LIMIT) -> Tensor:
-    """The M (p, k), in float64, with directions shortened so that ``|y|^2 <= limit f(x, x)`` for every point x.
-
-    ``f(x, W) = K^(1/2) z`` with ``|z|^2 <= f(x, x)``, so the singular values of ``K^(1/2) M`` bound the features. They
-    exceed 1 where a readout was fitted to points that barely vary in a direction.
-
-    Args:
-        kernel: The similarity.
-        W: Landmarks (p, m).
-        M: Readout (p, k).
-        limit: Largest ``|y|^2 / f(x, x)``.
-    """
-    W, M = W.double(), M.double()
-    values, vectors = torch.linalg.eigh(M.mT @ kernel(W, W) @ M)
-    factors = (limit / values.clamp(min=torch.finfo(values.dtype).tiny)).clamp(max=1).sqrt()
-    return M if bool((factors == 1).all()) else M @ (vectors * factors) @ vectors.mT
 
 
 class LandmarkFeatures(Frozen):

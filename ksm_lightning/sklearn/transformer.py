@@ -18,7 +18,7 @@ from ksm_lightning.kernels import AUTO, Kernel, auto_width, random_subset
 from ksm_lightning.learning import Stream, check_range, sample_size
 from ksm_lightning.learning.samples import Samples, count_different, in_blocks
 from ksm_lightning.network import KSMNetwork
-from ksm_lightning.network.readout import READOUT_SAMPLE, check_readout
+from ksm_lightning.network.readout import check_readout
 from ksm_lightning.sklearn.component_search import choose_components, train_with
 from ksm_lightning.sklearn.encoder import LazyEncoder
 from ksm_lightning.sklearn.frozen import DTYPES
@@ -27,7 +27,9 @@ from ksm_lightning.sklearn.precomputed import as_samples, check_stream, encoder_
 from ksm_lightning.sklearn.settings import check_parameters, check_updates, is_error, sizes_for, training_samples
 from ksm_lightning.sklearn.waiting import Waiting
 
-# Numbers in the samples that a readout is fitted to, where samples have many features: 0.5 GB of float32.
+# Samples that a readout is fitted to. The time grows with their square; 10,000 lower the error by at most 1 %.
+_READOUT_SAMPLES = 7000
+# Numbers in these samples, where samples have many features: 0.5 GB of float32.
 _READOUT_NUMBERS = 2**27
 # Number of samples of a stream after which `sigma="auto"` is fixed.
 _FIRST_SAMPLES = 256
@@ -72,8 +74,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             network's own representation.
         updates: Number of updates in ``fit``. Default: 39 to 200 with the tight bound, depending on the number of
             landmarks, or none with fewer than 10 samples per component or more than 512 landmarks: there, landmarks
-            stay at KMeans-like centres, whose features are as good for new samples. With the paper's bound 2,000, or 5
-            per component above 400 components.
+            stay at the start (KMeans-like centres and rare points), whose features are as good for new samples. With
+            the paper's bound 2,000, or 5 per component above 400 components.
         batch_size: Number of samples per update. Default: 8 times the landmarks, from 256 to 1,024, with the tight
             bound, 64 with the paper's.
         half_life: Number of samples after which ``partial_fit`` has forgotten half of the past, at least
@@ -193,7 +195,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             half_life=self.half_life, seed=seed,
         )  # fmt: skip
         self._stream.seen = self._stream.reservoir.seen = len(rows)
-        count = min(READOUT_SAMPLE, max(_READOUT_NUMBERS // X.shape[1], landmarks))
+        count = min(_READOUT_SAMPLES, max(_READOUT_NUMBERS // X.shape[1], landmarks))
         sample = None if self.readout == "neural" else x[random_subset(len(x), count)]
         encoder = LazyEncoder(network, self._stream, check_readout(self.readout), n, sample)
         self._encoder = encoder_of(encoder, self._stream)

@@ -15,6 +15,7 @@ from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.network.initialisation import DataInit
 from ksm_lightning.network.ksm_network import KSMNetwork
+from ksm_lightning.network.rare_points import with_landmarks
 from ksm_lightning.network.readout import (
     READOUTS,
     LandmarkFeatures,
@@ -318,3 +319,17 @@ def test_sorted_data_does_not_bias_the_least_squares_readout(rng):
     y = read_out(net, "least_squares", x)
     for part in (slice(0, 1000), slice(-1000, None)):
         assert kernel_nrmse(net.kernel, x[part], y[part]).item() < 0.1
+
+
+def test_least_squares_features_of_a_large_sample_are_limited():
+    """Landmarks at the border of small clusters: the fit amplifies small similarities until they explain these."""
+    x = torch.randn(6000, 2, generator=torch.Generator().manual_seed(0))
+    rare = 20 + 10 * torch.arange(12.0)[:, None].expand(12, 2)
+    kernel, W = GaussianKernel(1.0), torch.cat([x[:12], rare])
+    x[-360:] = (rare + 1.5).repeat(30, 1)
+    net = KSMNetwork(kernel, 2, 24, init=lambda *_: W)
+    M = readout_matrix(net, "least_squares", x)
+    values = torch.linalg.eigvalsh(M.mT @ kernel(W.double(), W.double()) @ M)
+    assert 1.2 < float(values.max()) <= 5 + 1e-9
+    unlimited = least_squares_matrix(kernel, W, with_landmarks(kernel, W, x))
+    assert float(torch.linalg.eigvalsh(unlimited.mT @ kernel(W.double(), W.double()) @ unlimited).max()) > 5
