@@ -18,7 +18,14 @@ from ksm_lightning.learning.relocation import relocate
 from ksm_lightning.learning.responses import Inverse, ResponseSolver
 from ksm_lightning.learning.schedule import Rates, Schedule
 from ksm_lightning.learning.tight_rule import make_rule
-from ksm_lightning.learning.units import judge_count, natural_ridge, sample_size, shrinkage_for, start_count
+from ksm_lightning.learning.units import (
+    held_out_count,
+    judge_count,
+    natural_ridge,
+    sample_size,
+    shrinkage_for,
+    start_count,
+)
 from ksm_lightning.learning.updates import Updates
 from ksm_lightning.network import KSMNetwork, TightNetwork
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS, LandmarkError
@@ -89,14 +96,15 @@ class Learner:
         """Start the adaptive schedule: move idle landmarks, set the common scale of W (or q) and the exact L.
 
         Args:
-            x: A sample of the data (samples, m) without repetitions. Other processes are not asked: the caller gives
-                all of them the same weights.
+            x: A sample of the data (samples, m) without repetitions, whose last points judge the moves. Other processes
+                are not asked: the caller gives all of them the same weights.
         """
         network, p = self.network, self.network.num_landmarks
         if self.chooses_ridge:
             network.ridge = natural_ridge(network.kernel, x, network.num_neurons, network.bound)
         # Judging it takes n^3 operations: of many landmarks, few are moved without.
-        judge = LandmarkError(network.kernel, x[-judge_count(p) :]) if p <= MANY_LANDMARKS else None
+        judges = x[-(held_out_count(len(x), p) or judge_count(p)) :]
+        judge = LandmarkError(network.kernel, judges) if p <= MANY_LANDMARKS else None
         self._move_if_better(x[: sample_size(p)], judge, most=p if judge else MANY_LANDMARKS // 4)
         x = x[: start_count(p)]
         self.balance(x, shrinkage_for(p, len(x)))

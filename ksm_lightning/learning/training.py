@@ -1,6 +1,7 @@
 """Training without Lightning: the whole training of a network on points in memory."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +13,13 @@ from ksm_lightning.learning.learner import Learner
 from ksm_lightning.learning.native import is_worth_compiling
 from ksm_lightning.learning.samples import Samples, in_blocks
 from ksm_lightning.learning.schedule import Schedule, make_schedule
-from ksm_lightning.learning.units import candidate_count, has_few_samples, natural_ridge, points_to_draw
+from ksm_lightning.learning.units import (
+    candidate_count,
+    has_few_samples,
+    held_out_count,
+    natural_ridge,
+    points_to_draw,
+)
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
 from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus, lloyd
 
@@ -23,8 +30,31 @@ BATCH_SIZES: dict[Bound, int] = {"paper": 64, "tight": 1024}
 # Number of samples that determine the network if there is a landmark for every different one.
 _MOST_OF_FEW = 100_000
 _LLOYD_ITERATIONS = 100
-REFINEMENT = 10
-"""Number of Lloyd iterations of a start at data points with natural steps."""
+_REFINEMENT = 10  # Lloyd iterations of a start at data points with natural steps
+
+
+def start_at(
+    points: Tensor, num_landmarks: int, num_neurons: int, bound: Bound, is_natural: bool, is_final: bool = False
+) -> DataInit:
+    """The start of W at data points.
+
+    With natural steps landmarks are then moved to means of the points, and those of the tight bound, if there are 2,000
+    points or more, partly to rare points, as the last points judge it (see :func:`~.units.held_out_count`).
+
+    Args:
+        points: A random sample of the data (samples, m).
+        num_landmarks: Number of landmarks p.
+        num_neurons: Number of neurons n.
+        bound: ``paper`` or ``tight``.
+        is_natural: Whether training has natural steps.
+        is_final: Whether no update follows, so that the last points may be landmarks, too.
+    """
+    if not is_natural:
+        return DataInit(points)
+    count = held_out_count(len(points), num_landmarks) if bound == "tight" else 0
+    if count == 0:
+        return DataInit(points, _REFINEMENT)
+    return DataInit(points[:-count], _REFINEMENT, points[-count:], num_neurons, is_final)
 
 
 def train(
@@ -65,7 +95,7 @@ def train(
     check_bound(bound)
     generator = torch.Generator().manual_seed(seed)
     batch = batch_size or BATCH_SIZES[bound]
-    learner = _started_learner(
+    learner, judges, learned = _started_learner(
         kernel, x, num_neurons, schedule, bound=bound, num_landmarks=num_landmarks, batch=batch,
         ridge=ridge, init=init, keeps_landmarks=keeps_landmarks, generator=generator,
     )  # fmt: skip
@@ -74,10 +104,13 @@ def train(
         for _ in range(schedule.total_updates):
             if progress is not None:
                 progress(1)
-            yield x[torch.randint(len(x), (batch,), generator=generator).to(x.device)]
+            yield x[learned[torch.randint(len(learned), (batch,), generator=generator)].to(x.device)]
 
     def sample(update: int, batch: Tensor) -> Tensor:
-        return _draw(x, points_to_draw(update, learner.network.num_landmarks), generator)
+        if update == 0 and len(judges):
+            return judges
+        drawn = torch.randperm(len(learned), generator=generator)
+        return x[learned[drawn[: points_to_draw(update, learner.network.num_landmarks)]].to(x.device)]
 
     made = 0
     for block in _in_blocks(batches()):
@@ -86,6 +119,14 @@ def train(
     if schedule.is_natural if consolidate_at_end is None else consolidate_at_end:
         learner.finish(in_blocks(x))
     return learner.network
+
+
+class Started(NamedTuple):
+    """A learner that has started, and the data that it learns from."""
+
+    learner: Learner
+    judges: Tensor  # held-out points (judges, m), on which it compares landmarks; none of few points
+    learned: Tensor  # indices of the other points
 
 
 def _started_learner(
@@ -101,11 +142,19 @@ def _started_learner(
     init: Initialiser | None,
     keeps_landmarks: bool,
     generator: torch.Generator,
-) -> Learner:
-    """A learner whose network has its first weights, from a sample of the data. Arguments as in :func:`train`."""
+    is_final: bool = False,
+) -> Started:
+    """A learner whose network has its first weights, from a sample of the data.
+
+    Arguments as in :func:`train` and :func:`start_at`.
+    """
     count = num_landmarks or num_neurons
-    candidates = _draw(x, candidate_count(count, schedule.is_natural, x.shape[1]), generator)
-    init = DataInit(candidates.cpu(), REFINEMENT if schedule.is_natural else 0) if init is None else init
+    order = torch.randperm(len(x), generator=generator)
+    chosen = order[: candidate_count(count, schedule.is_natural, x.shape[1])]
+    candidates = x[chosen.to(x.device)]
+    held_out = chosen[len(chosen) - held_out_count(len(chosen), count) :] if schedule.is_natural else chosen[:0]
+    is_learned = torch.ones(len(x), dtype=torch.bool).index_fill_(0, held_out, False)
+    init = init or start_at(candidates.cpu(), count, num_neurons, bound, schedule.is_natural, is_final)
     first_ridge = PAPER_RIDGE if ridge is None else ridge
     network = NETWORKS[bound](
         kernel, x.shape[1], num_neurons, first_ridge, init, generator=generator, num_landmarks=num_landmarks
@@ -116,7 +165,7 @@ def _started_learner(
     )
     if learner.stage == "unstarted":
         learner.start(candidates)
-    return learner
+    return Started(learner, candidates[len(candidates) - len(held_out) :], is_learned.nonzero()[:, 0])
 
 
 def _draw(x: Tensor | Samples, most: int, generator: torch.Generator) -> Tensor:
@@ -159,7 +208,8 @@ def train_on_few(
         learner = _started_learner(
             kernel, x, num_neurons, make_schedule(None, 1, bound), bound=bound, num_landmarks=p, batch=1,
             ridge=None, init=None, keeps_landmarks=keeps_landmarks, generator=torch.Generator().manual_seed(seed),
-        )  # fmt: skip
+            is_final=True,
+        ).learner  # fmt: skip
         learner.finish(in_blocks(x))
         return learner.network
     return train(

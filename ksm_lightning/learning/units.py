@@ -156,6 +156,16 @@ def judge_count(num_landmarks: int) -> int:
     return min(4096, max(1000, min(2000, 40 * num_landmarks), 2 * num_landmarks))
 
 
+# Part of the data that judges landmarks without being learned from, unless that would be fewer points than this.
+_HELD_OUT, _FEWEST_HELD_OUT = 0.1, 200
+
+
+def held_out_count(samples: int, num_landmarks: int) -> int:
+    """Number of these samples that judge landmarks and are not learned from; 0 if there are too few samples."""
+    count = min(judge_count(num_landmarks), int(_HELD_OUT * samples))
+    return count if count >= _FEWEST_HELD_OUT else 0
+
+
 def start_count(num_landmarks: int) -> int:
     """Number of points that the first scale, gains and L are computed from."""
     return max(4000, min(8 * num_landmarks, max(_MANY_STARTS, 2 * num_landmarks)))

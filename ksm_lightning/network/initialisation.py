@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, full_precision
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS, LandmarkError
+from ksm_lightning.network.pivots import residual_pivots
 
 # Up to this many distances (landmarks times points), k-means++ draws one landmark at a time. Otherwise it draws rounds
 # of `_DRAWS`, which read the points fewer times. Many landmarks are drawn in longer rounds, up to `_MOST_DISTANCES`.
@@ -22,6 +23,8 @@ _ITERATIONS_OF_MANY = 8
 _PROGRESS = 1e-3
 # Number of candidates on which refined landmarks are compared with those they started from.
 _JUDGES = 1000
+# Shares of the landmarks that are tried as pivots.
+_PIVOT_SHARES = (0.1, 0.25)
 
 
 class Initialiser(Protocol):
@@ -56,13 +59,28 @@ class DataInit:
         iterations: Largest number of iterations of :func:`lloyd` that then move W to the means of nearby candidates, if
             that lowers the error on a sample of them. More than 2,048 landmarks are moved by at most 8 iterations, and
             without this comparison, which would take as long. Default: 0, W stays at data points.
+        judges: Other points (samples, m), on which starts are compared. If there are any, 10 and 25 % of the landmarks
+            are tried as :func:`~ksm_lightning.network.pivots.residual_pivots`: rare points that means do not represent.
+            Candidates cannot judge this, because a pivot is exact for itself. Default: none.
+        num_features: Number of features that are compared, at most that of landmarks. Default: as many.
+        takes_judges: Whether judges, too, may become pivots after the comparison. Not if they judge landmarks later on.
     """
 
-    def __init__(self, points: Tensor, iterations: int = 0) -> None:
+    def __init__(
+        self,
+        points: Tensor,
+        iterations: int = 0,
+        judges: Tensor | None = None,
+        num_features: int | None = None,
+        takes_judges: bool = False,
+    ) -> None:
         if iterations < 0:
             raise ValueError(f"`iterations` must be at least 0, got {iterations}.")
         self.points = points
         self.iterations = iterations
+        self.judges = judges
+        self.num_features = num_features
+        self.takes_judges = takes_judges
 
     def __call__(self, kernel: Kernel, num_neurons: int, in_features: int, generator: torch.Generator | None) -> Tensor:
         if self.points.dim() != 2 or self.points.shape[1] != in_features or len(self.points) == 0:
@@ -75,9 +93,20 @@ class DataInit:
             return W
         if num_neurons > MANY_LANDMARKS:
             return lloyd(kernel, self.points, W, min(self.iterations, _ITERATIONS_OF_MANY))
-        refined = lloyd(kernel, self.points, W, self.iterations)
-        error = LandmarkError(kernel, self.points[:_JUDGES])
-        return refined if error(refined) < error(W) else W
+        # The first of the landmarks that k-means++ has drawn are what it draws if fewer are wanted.
+        counts = [0] if self.judges is None else [0, *(int(share * num_neurons) for share in _PIVOT_SHARES)]
+        means = [W, *(lloyd(kernel, self.points, W[: num_neurons - count], self.iterations) for count in counts)]
+        starts = [self._add_pivots(kernel, some, num_neurons, self.points) for some in means]
+        error = LandmarkError(kernel, self.points[:_JUDGES] if self.judges is None else self.judges)
+        errors = [error(start, self.num_features) if len(start) == num_neurons else math.inf for start in starts]
+        best = min(range(len(starts)), key=errors.__getitem__)
+        if self.judges is None or not self.takes_judges or len(means[best]) == num_neurons:
+            return starts[best]
+        return self._add_pivots(kernel, means[best], num_neurons, torch.cat([self.points, self.judges]))
+
+    def _add_pivots(self, kernel: Kernel, W: Tensor, count: int, points: Tensor) -> Tensor:
+        """The landmarks and pivots among the points, ``count`` together; fewer if there are not so many pivots."""
+        return torch.cat([W, points[residual_pivots(kernel, points, W, count - len(W))]]) if len(W) < count else W
 
 
 def kernel_kmeans_plus_plus(

@@ -12,8 +12,8 @@ from torch import Tensor
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate_count, check_range
 from ksm_lightning.learning.learner import Stage
-from ksm_lightning.learning.training import REFINEMENT
-from ksm_lightning.network import DataInit, KSMNetwork, NormalInit
+from ksm_lightning.learning.training import start_at
+from ksm_lightning.network import KSMNetwork, NormalInit
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS
 from ksm_lightning.private_apis import attached_trainer
 from ksm_lightning.runs.digest import digest_of
@@ -128,7 +128,8 @@ class NeuronParallelModule(StartingModule):
             check_range(kernel, data.random_points(CHECKED_POINTS, torch.Generator().manual_seed(0)))
             init = NormalInit(hyper.init_scale)
             if hyper.init == "data" and candidates is not None:
-                init = DataInit(candidates, REFINEMENT if is_natural else 0)  # type: ignore[assignment]
+                n = hyper.num_neurons
+                init = start_at(candidates, n, n, "paper", is_natural)  # type: ignore[assignment]
             W.copy_(init(kernel, *sizes, generator))
 
         on_first_process(trainer, choose)

@@ -15,8 +15,8 @@ from ksm_lightning.kernels.width import WIDTH_POINTS
 from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate_count, check_range
 from ksm_lightning.learning.batch_choice import BATCH_SIZES, Measured, choose_batch_size
 from ksm_lightning.learning.learner import Stage
-from ksm_lightning.learning.training import REFINEMENT
-from ksm_lightning.network import DataInit, Initialiser, KSMNetwork, NormalInit
+from ksm_lightning.learning.training import start_at
+from ksm_lightning.network import Initialiser, KSMNetwork, NormalInit
 from ksm_lightning.runs.processes import on_first_process
 from ksm_lightning.runs.run_state import StoppableModule
 
@@ -88,9 +88,11 @@ class StartingModule(StoppableModule):
             if starts_at_data or is_natural:
                 count = candidate_count(self.hparams["num_landmarks"], is_natural, data.in_features)
                 candidates = data.random_points(count, generator)
-            if is_unplaced:
-                iterations = REFINEMENT if is_natural else 0
-                build(DataInit(candidates, iterations) if starts_at_data and candidates is not None else None)
+            if is_unplaced and starts_at_data and candidates is not None:
+                p, n = self.hparams["num_landmarks"], self.hparams["num_neurons"]
+                build(start_at(candidates, p, n, hyper.bound, is_natural))
+            elif is_unplaced:
+                build(None)
             if self.learner.stage == "unstarted" and candidates is not None:
                 self._start_alone(candidates.to(self.network.to(device).W))
             return self.network.ridge

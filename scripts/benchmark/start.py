@@ -23,8 +23,8 @@ from torch import Tensor
 
 from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.learning import AdaptiveSchedule, Learner, candidate_count, learner
-from ksm_lightning.learning.training import REFINEMENT
-from ksm_lightning.network import DataInit, KSMNetwork, initialisation
+from ksm_lightning.learning.training import start_at
+from ksm_lightning.network import KSMNetwork, initialisation
 from ksm_lightning.network.landmark_error import LandmarkError
 
 SIZES, FEATURES = (2000, 5000, 10_000), 50
@@ -80,7 +80,7 @@ def measure(n: int) -> list[str]:
     times: dict[str, tuple[float, float]] = {}
     wall, cpu = time.perf_counter(), time.process_time()
     with timed(times):
-        init = DataInit(x, REFINEMENT)
+        init = start_at(x, n, n, "paper", is_natural=True)
         network = KSMNetwork(kernel, FEATURES, n, init=init, generator=torch.Generator().manual_seed(0))
         Learner(network, AdaptiveSchedule(), chooses_ridge=True).start(x)
     total = time.perf_counter() - wall, time.process_time() - cpu

@@ -9,9 +9,9 @@ from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import GaussianKernel, PowerCosineKernel
 from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, PhaseSchedule, TightSchedule, train
 from ksm_lightning.learning.exact import solve_inner
-from ksm_lightning.learning.training import REFINEMENT, train_on_few
-from ksm_lightning.learning.units import tight_updates, worthwhile_updates
-from ksm_lightning.network import DataInit
+from ksm_lightning.learning.schedule import make_schedule
+from ksm_lightning.learning.training import start_at, train_on_few
+from ksm_lightning.learning.units import held_out_count, tight_updates, worthwhile_updates
 from ksm_lightning.network.initialisation import lloyd
 
 
@@ -122,7 +122,9 @@ def test_without_updates_landmarks_stay_at_the_start_with_the_exact_Q_and_L(moon
     network = train_on_few(kernel, moons, 8, 0, bound="tight", num_landmarks=12, seed=3, progress=made.append)
     generator = torch.Generator().manual_seed(3)
     candidates = moons[torch.randperm(len(moons), generator=generator)]
-    assert torch.equal(network.W.detach(), DataInit(candidates, REFINEMENT)(kernel, 12, 2, generator))
+    init = start_at(candidates, 12, 8, "tight", is_natural=True)
+    assert (init.iterations, init.judges) == (10, None)
+    assert torch.equal(network.W.detach(), init(kernel, 12, 2, generator))
     y = network(moons).double()
     assert made == []
     assert_close(y.mT @ y / len(moons), network.L.detach().double(), rtol=1e-3, atol=1e-6)
@@ -151,3 +153,35 @@ def test_updates_are_worthwhile_with_enough_samples_and_not_too_many_landmarks()
 def test_an_impossible_ridge_is_refused(moons, ridge):
     with pytest.raises(ValueError, match="`ridge` must be positive and finite"):
         train(GaussianKernel(), moons, 3, AdaptiveSchedule(5), ridge=ridge)
+
+
+@pytest.mark.parametrize("bound", ["paper", "tight"])
+def test_points_that_judge_landmarks_are_not_learned_from(bound, monkeypatch):
+    x, learned, judged, learn = torch.randn(3000, 2), [], [], Learner.learn
+
+    def watched(learner, batches, *args, sample, **options):
+        learned.extend(batches.flatten(0, 1).tolist())
+        learned.extend(sample(7, batches[0]).tolist())
+        judged.extend(sample(0, batches[0]).tolist())
+        return learn(learner, batches, *args, sample=sample, **options)
+
+    monkeypatch.setattr(Learner, "learn", watched)
+    train(GaussianKernel(1.0), x, 8, make_schedule(None, 60, bound), bound=bound, batch_size=100)
+    learned, judged = ({tuple(row) for row in rows} for rows in (learned, judged))
+    assert len(judged) == 300  # a tenth
+    assert len(learned) > 2000
+    assert not learned & judged
+
+
+@pytest.mark.parametrize(("samples", "landmarks", "count"), [(1999, 20, 0), (2000, 20, 200), (10**6, 20, 1000)])
+def test_number_of_points_that_judge(samples, landmarks, count):
+    assert held_out_count(samples, landmarks) == count
+
+
+def test_a_start_without_updates_may_use_the_points_that_judged_it():
+    x = torch.randn(2000, 2)
+    assert start_at(x, 8, 8, "tight", is_natural=True, is_final=True).takes_judges
+    init = start_at(x, 8, 4, "tight", is_natural=True)
+    assert (len(init.points), len(init.judges), init.num_features, init.takes_judges) == (1800, 200, 4, False)
+    assert start_at(x, 8, 8, "paper", is_natural=True).judges is None
+    assert start_at(x, 8, 8, "tight", is_natural=False).iterations == 0

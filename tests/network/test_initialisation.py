@@ -17,6 +17,7 @@ from ksm_lightning.kernels import (
 )
 from ksm_lightning.network import initialisation
 from ksm_lightning.network.initialisation import DataInit, kernel_kmeans_plus_plus, lloyd
+from ksm_lightning.network.landmark_error import LandmarkError
 
 
 class Quadratic(Kernel):
@@ -159,3 +160,36 @@ def test_no_iterations_leave_the_data_points(rng):
 def test_a_negative_number_of_iterations_is_refused():
     with pytest.raises(ValueError, match="`iterations` must be at least 0, got -1"):
         DataInit(torch.zeros(3, 2), iterations=-1)
+
+
+@pytest.fixture
+def rare_points():
+    """Candidates (1000, 2), a cluster and 20 rare points; and judges, points near the rare ones and a rarer one."""
+    x = torch.randn(1000, 2, generator=torch.Generator().manual_seed(1))
+    x[::50] = 8 * torch.stack([torch.arange(20.0), -torch.arange(20.0)], dim=1) + 30
+    return x, torch.cat([x[::50] + 0.2, x[1::50], torch.full((1, 2), 500.0)])
+
+
+def test_rare_points_become_landmarks_if_other_points_say_so(rare_points):
+    kernel, (x, judges) = GaussianKernel(2.0), rare_points
+    error = LandmarkError(kernel, judges[:-1])
+    means = DataInit(x, 10)(kernel, 30, 2, torch.Generator().manual_seed(0))
+    W = DataInit(x, 10, judges)(kernel, 30, 2, torch.Generator().manual_seed(0))
+    assert W.shape == (30, 2)
+    assert error(W) < 0.95 * error(means)
+    assert int((torch.cdist(W, x).amin(1) == 0).sum()) >= 3  # 10 % or more are data points
+
+
+def test_pivots_are_not_used_where_they_do_not_help():
+    x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
+    means = DataInit(x[:1500], 10)(GaussianKernel(1.0), 10, 2, torch.Generator().manual_seed(0))
+    W = DataInit(x[:1500], 10, x[1500:])(GaussianKernel(1.0), 10, 2, torch.Generator().manual_seed(0))
+    error = LandmarkError(GaussianKernel(1.0), x[1500:])
+    assert error(W) <= error(means)
+
+
+@pytest.mark.parametrize("takes_judges", [False, True])
+def test_a_judge_is_a_landmark_only_if_it_judges_no_more(rare_points, takes_judges):
+    x, judges = rare_points
+    W = DataInit(x, 10, judges, takes_judges=takes_judges)(GaussianKernel(2.0), 30, 2, torch.Generator().manual_seed(0))
+    assert bool((W == 500).all(1).any()) is takes_judges
