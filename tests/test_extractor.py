@@ -32,7 +32,8 @@ from ksm_lightning.extractor import sufficient_dtype
 from ksm_lightning.kernels import GaussianKernel, LinearKernel, register_kernel, registry
 from ksm_lightning.learning import AdaptiveSchedule, Phase, train
 from ksm_lightning.network.preprocessing import Preprocessing
-from ksm_lightning.network.readout import READOUTS, LandmarkFeatures, nystroem_matrix
+from ksm_lightning.network.readout import READOUTS, LandmarkFeatures
+from ksm_lightning.network.readout_matrices import nystroem_matrix
 
 
 def largest(features) -> float:

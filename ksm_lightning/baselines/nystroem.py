@@ -6,7 +6,8 @@ from torch import Tensor
 from ksm_lightning.baselines.feature_map import FeatureMap, check_enough
 from ksm_lightning.baselines.landmarks import LANDMARK_SELECTORS
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.network.readout import LandmarkFeatures, nystroem_matrix
+from ksm_lightning.network.readout import LandmarkFeatures
+from ksm_lightning.network.readout_matrices import nystroem_matrix
 
 
 class Nystroem(FeatureMap):

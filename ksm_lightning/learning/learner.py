@@ -73,6 +73,7 @@ class Learner:
         self._keeps_landmarks = keeps_landmarks
         self.best = self._make_best()
         self.rate_factor = 1.0  # all step sizes are multiplied by this, see `halve_rates`
+        self.step_factor = 1.0  # W's step sizes are multiplied by this, see `_care`
         self.responses, self._updates = self._make_updates(inverse, acceleration)
         self._base_kernel = network.kernel
         self._kernel_changes: dict[str, float] = {}
@@ -169,10 +170,19 @@ class Learner:
         return len(numbers)
 
     def _care(self, sample: Callable[[int, Tensor], Tensor], update: int, batch: Tensor) -> None:
-        """Keep the weights if they are the best so far, then move idle landmarks."""
+        """Keep the weights if they are the best so far, then move idle landmarks.
+
+        Landmarks of the tight bound that have become worse return to the best ones, and their steps are halved: the
+        steps have a fixed length, which is too long where a small error depends on the exact places of landmarks.
+        """
         error = self.best.error or self.best.watch(self.network, sample(0, batch))
-        self.best.compare(self.network)
-        self._move_if_better(sample(update, batch), error, self.best.of_landmarks, collectives=self.collectives)
+        if not self._is_tight:
+            self.best.compare(self.network)
+        elif self.keep_best():
+            self.step_factor /= 2
+            self._updates.change_rates()
+        now = self.best.lowest if self._is_tight else self.best.of_landmarks
+        self._move_if_better(sample(update, batch), error, now, collectives=self.collectives)
 
     def _move_if_better(self, x: Tensor, error: LandmarkError | None, now: float | None = None, **options: Any) -> None:
         """Move idle landmarks of a sample, and undo it if their error on another sample, ``now``, does not fall."""
@@ -232,7 +242,7 @@ class Learner:
 
     def restart(self) -> None:
         """Forget an earlier run on perhaps other data: its best weights, failures and halved rates."""
-        self.best, self.rate_factor = self._make_best(), 1.0
+        self.best, self.rate_factor, self.step_factor = self._make_best(), 1.0, 1.0
         self.invalidate()
         self.responses.reset()
 
@@ -243,6 +253,7 @@ class Learner:
     def _rates(self, updates: range, samples: int) -> np.ndarray:
         """Step sizes (updates, 3) of W, q and L for batches of this size, over all processes."""
         table = self.rate_factor * self.schedule.table(updates, self.network.num_neurons, samples)
+        table[:, 0] *= self.step_factor
         if self.network.kernel.is_homogeneous and not self._is_tight:
             table[:, 1] = 0.0
         return table
@@ -284,13 +295,19 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint contains in addition to the weights and the update count."""
-        rule, best = self.rule.state_dict(), self.best.state_dict()
-        return {"rate_factor": self.rate_factor, "inverse": self.responses.state_dict(), "rule": rule, "best": best}
+        return {
+            "rate_factor": self.rate_factor,
+            "step_factor": self.step_factor,
+            "inverse": self.responses.state_dict(),
+            "rule": self.rule.state_dict(),
+            "best": self.best.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`; the weights are loaded separately."""
         self.drop_recordings()  # they contain the ridge
         self.rate_factor = float(state["rate_factor"])
+        self.step_factor = float(state.get("step_factor", 1.0))  # not in older checkpoints
         self.responses.load_state_dict(state["inverse"])
         self.rule.load_state_dict(state["rule"])
         self.best.load_state_dict(state["best"])

@@ -5,6 +5,9 @@ from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
 
+# Number of points near a landmark that halve its weight as a point of their sample; at most this part of the mean.
+_ENOUGH, _SHARE = 10.0, 0.05
+_BLOCK = 8192
 FEATURE_LIMIT = 2.0
 """Largest ``|y|^2 / f(x, x)`` of features that were fitted to a sample which may lack rare points."""
 
@@ -16,6 +19,63 @@ def with_landmarks(kernel: Kernel, W: Tensor, x: Tensor) -> Tensor:
         ratio = kernel.diag(x).mean() / kernel.diag(landmarks).clamp(min=torch.finfo(x.dtype).tiny)
         landmarks = landmarks * ratio.clamp(max=1e12)[:, None] ** (0.5 / kernel.degree)
     return torch.cat([x, landmarks])
+
+
+@torch.no_grad()
+def points_at(W: Tensor, x: Tensor) -> Tensor:
+    """Indices of points (samples, m) that are equal to a landmark (p, m), at most one per landmark.
+
+    Numbers are compared in float32. A point is compared only with landmarks that have a similar projection on a random
+    direction.
+
+    Example:
+        >>> points_at(torch.tensor([[1.0, 2.0], [5.0, 5.0]]), torch.tensor([[0.0, 0.0], [1.0, 2.0], [1.0, 2.0]]))
+        tensor([1])
+    """
+    if len(W) == 0 or len(x) == 0:
+        return torch.empty(0, dtype=torch.int64)
+    W, x = (values.cpu().float().double() for values in (W, x))
+    direction = torch.randn(x.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tolerance = 1e-9 * max(1e-300, float((W.abs() @ direction.abs()).max()))
+    sums, order = (x @ direction).sort(stable=True)
+    of_landmarks = W @ direction
+    first = torch.searchsorted(sums, of_landmarks - tolerance)
+    last = torch.searchsorted(sums, of_landmarks + tolerance, right=True)
+    found = [order[:0]]
+    for j in (last > first).nonzero()[:, 0].tolist():
+        near = order[first[j] : last[j]]
+        found.append(near[(x[near] == W[j]).all(1)][:1])
+    indices: Tensor = torch.unique(torch.cat(found))
+    return indices
+
+
+@torch.no_grad()
+def weights_of_landmarks(kernel: Kernel, W: Tensor, x: Tensor) -> Tensor:
+    """Weights (p,) from 0 to 1 of landmarks as points of a sample x: high for those that the sample has nothing near.
+
+    The weight is ``c / (c + s_j)``, where ``s_j = sum_x cos(x, w_j)^2`` is the number of points near landmark j in
+    feature space and c is 10, or less if the kernel is so narrow that all landmarks have few.
+
+    Args:
+        kernel: The similarity.
+        W: Landmarks (p, m).
+        x: The sample (samples, m).
+
+    Example:
+        >>> from ksm_lightning.kernels import GaussianKernel
+        >>> weights = weights_of_landmarks(GaussianKernel(1.0), torch.tensor([[0.0], [9.0]]), torch.zeros(1000, 1))
+        >>> [round(weight, 2) for weight in weights.tolist()]
+        [0.01, 1.0]
+    """
+    W, near = W.double(), W.new_zeros(len(W), dtype=torch.float64)
+    length = kernel.diag(W).clamp(min=torch.finfo(torch.float64).tiny).rsqrt()
+    for part in torch.split(x, _BLOCK):
+        part = part.double()
+        cosines = kernel(part, W) * length
+        near += (cosines.square() / kernel.diag(part).clamp(min=torch.finfo(torch.float64).tiny)[:, None]).sum(0)
+    enough = (_SHARE * near.mean()).clamp(min=torch.finfo(torch.float64).tiny, max=_ENOUGH)
+    weights: Tensor = enough / (enough + near)
+    return weights.to(x)
 
 
 @torch.no_grad()

@@ -12,26 +12,19 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels import Kernel, full_precision, inverse_root, random_subset, symmetric_tiles
+from ksm_lightning.kernels import Kernel, full_precision, random_subset
 from ksm_lightning.network.ksm_network import KSMNetwork
-from ksm_lightning.network.landmark_error import LandmarkError
 from ksm_lightning.network.preprocessing import Frozen
-from ksm_lightning.network.rare_points import limit_readout, with_landmarks
+from ksm_lightning.network.readout_matrices import check_count, checked_least_squares, compress, nystroem_matrix
 
 Readout = Literal["neural", "nystroem", "least_squares"]
 READOUTS: tuple[Readout, ...] = get_args(Readout)
 READOUT_SAMPLE = 10_000
 """Maximum number of points that a readout is fitted to."""
-
 Encoder = Callable[[Tensor], Tensor]
 """Maps inputs (samples, m) to features (samples, k)."""
 
 _BLOCK = 8192
-# Largest |y|^2 / f(x, x) of least-squares features fitted to a large sample. In the directions of rare points that few
-# others are near, an unlimited fit to 10,000 points had up to 10 times the error of Nystroem's on new points.
-_LEAST_SQUARES_LIMIT = 5.0
-# Points that decide between the least-squares and the Nystroem readout, for samples of ten times as many.
-_HELD_OUT = 500
 
 
 def check_readout(name: str) -> Readout:
@@ -51,20 +44,13 @@ def feature_count(network: KSMNetwork, readout: str, num_features: int | None = 
     n = network.num_neurons
     count = n if num_features is None else num_features
     if check_readout(readout) != "neural":
-        _check_count(count, network.num_landmarks)
+        check_count(count, network.num_landmarks)
     elif count != n:
         raise ValueError(
             f"The neural readout always has {n} features, one per neuron, but `num_features` is {count}: leave it out, "
             "or choose the readout nystroem or least_squares."
         )
     return count
-
-
-def _check_count(num_features: int, num_landmarks: int) -> None:
-    if not 1 <= num_features <= num_landmarks:
-        raise ValueError(
-            f"`num_features` must be between 1 and the number of landmarks, {num_landmarks}, got {num_features}."
-        )
 
 
 def needs_sample(network: KSMNetwork, readout: str, num_features: int | None = None) -> bool:
@@ -74,107 +60,6 @@ def needs_sample(network: KSMNetwork, readout: str, num_features: int | None = N
     """
     count = feature_count(network, readout, num_features)
     return readout == "least_squares" or (readout == "nystroem" and count < network.num_landmarks)
-
-
-@torch.no_grad()
-def nystroem_matrix(kernel: Kernel, W: Tensor) -> Tensor:
-    """``(f(W,W)^+)^(1/2)`` (p, p), in float64. It makes the kernel exact on the span of the landmarks.
-
-    Args:
-        kernel: The similarity.
-        W: Landmarks (p, m), learned or chosen in any other way.
-
-    Example:
-        >>> from ksm_lightning.kernels import LinearKernel
-        >>> nystroem_matrix(LinearKernel(), torch.tensor([[2.0, 0.0], [0.0, 4.0]]))
-        tensor([[0.5000, 0.0000],
-                [0.0000, 0.2500]], dtype=torch.float64)
-    """
-    W = W.double()
-    values, vectors = torch.linalg.eigh(kernel(W, W))
-    matrix: Tensor = (vectors * inverse_root(values)) @ vectors.mT
-    return matrix
-
-
-@torch.no_grad()
-def compress(kernel: Kernel, W: Tensor, M: Tensor, x: Tensor, num_features: int) -> Tensor:
-    """``M V`` (p, k), in float64, with the top k principal directions V of the features ``Y = f(x, W) M`` of a sample.
-
-    ``Y V V^T Y^T`` is the best approximation of ``Y Y^T`` of rank k. The directions are in descending order of the
-    eigenvalues of ``Y^T Y``.
-
-    Args:
-        kernel: The similarity.
-        W: Landmarks (p, m).
-        M: Readout (p, p).
-        x: Sample of the data (samples, m).
-        num_features: Number of features k, at most p.
-
-    Example:
-        >>> from ksm_lightning.kernels import LinearKernel
-        >>> x = torch.tensor([[1.0, 2.0], [1.0, -2.0]])  # varies most along the second axis
-        >>> compress(LinearKernel(), torch.eye(2), torch.eye(2), x, num_features=1)
-        tensor([[0.],
-                [1.]], dtype=torch.float64)
-    """
-    _check_count(num_features, M.shape[1])
-    _check_sample(x)
-    W, M, x = W.double(), M.double(), x.double()
-    moment = M.new_zeros(M.shape[1], M.shape[1])  # Y^T Y (p, p)
-    for part in torch.split(x, _BLOCK):
-        features = kernel(part, W) @ M
-        moment += features.mT @ features
-    _, vectors = torch.linalg.eigh(moment)
-    return _fix_signs(kernel, W, M @ vectors[:, -num_features:].flip(1))
-
-
-def _fix_signs(kernel: Kernel, W: Tensor, M: Tensor) -> Tensor:
-    """Make the largest feature of the landmarks positive: the signs of eigenvectors depend on the machine."""
-    features = kernel(W, W) @ M  # (p, k)
-    largest = features.gather(0, features.abs().argmax(0, keepdim=True))
-    return torch.where(largest < 0, -M, M)
-
-
-def _check_sample(x: Tensor) -> None:
-    if len(x) == 0:
-        raise ValueError("This readout is fitted to a sample of the data, but the sample is empty.")
-
-
-@torch.no_grad()
-def least_squares_matrix(kernel: Kernel, W: Tensor, x: Tensor, num_features: int | None = None) -> Tensor:
-    """The M (p, k), in float64, that minimises ``||F - Y Y^T||`` for ``Y = f(x, W) M`` on a sample.
-
-    With ``U`` an orthonormal basis of the columns of ``f(x, W)``, the best approximation of F in their span is
-    ``U (U^T F U) U^T``, which is positive semi-definite. The k leading eigenvectors of ``U^T F U`` give the best one
-    of rank k. F is computed one tile at a time.
-
-    Args:
-        kernel: The similarity.
-        W: Landmarks (p, m), learned or chosen in any other way.
-        x: Sample of the data (samples, m), several times as many points as landmarks.
-        num_features: Number of features k, at most p. Fewer than p are in descending order of their eigenvalues.
-            Default: p.
-    """
-    count = len(W) if num_features is None else num_features
-    _check_count(count, len(W))
-    _check_sample(x)
-    W, x = W.double(), x.double()
-    # Start from Nystroem features: their scales differ by far less than those of f(x, W).
-    first = nystroem_matrix(kernel, W)
-    features = torch.cat([kernel(part, W) @ first for part in torch.split(x, _BLOCK)])  # (samples, p)
-    values, vectors = torch.linalg.eigh(features.mT @ features)
-    onto = vectors * inverse_root(values)  # (p, p); features @ onto has orthonormal columns
-    basis = features @ onto
-    inside = torch.zeros_like(first)
-    for rows, columns, weight in symmetric_tiles(len(x)):
-        part = basis[rows].mT @ (kernel(x[rows], x[columns]) @ basis[columns])
-        inside += part if weight == 1 else part + part.mT
-    values, vectors = torch.linalg.eigh(inside)
-    scaled = vectors * values.clamp(min=0).sqrt()
-    if count < len(W):
-        return _fix_signs(kernel, W, first @ onto @ scaled[:, -count:].flip(1))
-    matrix: Tensor = first @ onto @ (scaled @ vectors.mT)
-    return matrix
 
 
 def readout_matrix(
@@ -202,27 +87,7 @@ def readout_matrix(
     x = x[random_subset(len(x), READOUT_SAMPLE).to(x.device)]
     if readout == "nystroem":
         return compress(kernel, W, nystroem_matrix(kernel, W), x, count)
-    return _checked_least_squares(kernel, W, x, count)
-
-
-@torch.no_grad()
-def _checked_least_squares(kernel: Kernel, W: Tensor, x: Tensor, count: int) -> Tensor:
-    """The least-squares matrix M (p, k), or Nystroem's if that has a smaller error on points held out from the fit.
-
-    A large sample may still miss rare points that landmarks lie on. Nothing determines the features near such a
-    landmark, and they can be any size, so the landmarks become part of the sample, and features are limited. A small
-    sample is used as it is.
-    """
-    if len(x) < 10 * _HELD_OUT:
-        return least_squares_matrix(kernel, W, x, count)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1)).to(x.device)
-    fitted, judges = x[order[_HELD_OUT:]], x[order[:_HELD_OUT]].double()
-    M = least_squares_matrix(kernel, W, with_landmarks(kernel, W, fitted), count)
-    M = limit_readout(kernel, W, M, _LEAST_SQUARES_LIMIT)
-    other = nystroem_matrix(kernel, W)
-    other = compress(kernel, W, other, fitted, count) if count < len(W) else other
-    k, error = kernel(judges, W.double()), LandmarkError(kernel, judges)
-    return M if error.of_features(k @ M) <= error.of_features(k @ other) else other
+    return checked_least_squares(kernel, W, x, count)
 
 
 class LandmarkFeatures(Frozen):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ksm_lightning.evaluation.ridge import LinearMaps, fit_ridge
 from ksm_lightning.kernels import Kernel, full_precision, random_subset
-from ksm_lightning.network.readout import nystroem_matrix
+from ksm_lightning.network.readout_matrices import nystroem_matrix
 
 _FOLDS = 5
 _ROWS = 4096

@@ -24,13 +24,16 @@ from ksm_lightning.sklearn.encoder import LazyEncoder
 from ksm_lightning.sklearn.frozen import DTYPES
 from ksm_lightning.sklearn.kernel_choice import PARAMETERS, KernelChoice, choose_kernel, stream_kernel
 from ksm_lightning.sklearn.precomputed import as_samples, check_stream, encoder_of, is_precomputed, validate_rows
-from ksm_lightning.sklearn.settings import check_parameters, check_updates, is_error, sizes_for, training_samples
+from ksm_lightning.sklearn.settings import (
+    check_parameters,
+    check_updates,
+    is_error,
+    readout_sample,
+    sizes_for,
+    training_samples,
+)
 from ksm_lightning.sklearn.waiting import Waiting
 
-# Samples that a readout is fitted to. The time grows with their square; 10,000 lower the error by at most 1 %.
-_READOUT_SAMPLES = 7000
-# Numbers in these samples, where samples have many features: 0.5 GB of float32.
-_READOUT_NUMBERS = 2**27
 # Number of samples of a stream after which `sigma="auto"` is fixed.
 _FIRST_SAMPLES = 256
 
@@ -64,8 +67,9 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         coef0: Offset of ``poly``, ``(gamma u . v + coef0)^degree``.
         kernel_params: Parameters of a kernel or function of your own; those above may be given here, too.
         n_landmarks: Number of landmarks p, at least ``n_components``. More landmarks than features lower the error;
-            ``transform`` takes time in proportion to p. Default: 1.5 times ``n_components`` with the tight
-            bound, or 4 times if ``precomputed``; the paper's has one landmark per component.
+            ``transform`` takes time in proportion to p. Default: 1.5 times ``n_components`` with the tight bound
+            (1.25 times with fewer than 5 samples per component), or 4 times if ``precomputed``; the paper's has one
+            landmark per component.
         bound: ``tight`` learns the landmarks of the features with the lowest error. ``paper`` is the paper's network,
             whose ``neural`` features are sparse and tuned to templates; those of ``tight`` are determined up to a
             rotation only.
@@ -195,8 +199,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             half_life=self.half_life, seed=seed,
         )  # fmt: skip
         self._stream.seen = self._stream.reservoir.seen = len(rows)
-        count = min(_READOUT_SAMPLES, max(_READOUT_NUMBERS // X.shape[1], landmarks))
-        sample = None if self.readout == "neural" else x[random_subset(len(x), count)]
+        sample = None if self.readout == "neural" else readout_sample(x, network.W.detach())
         encoder = LazyEncoder(network, self._stream, check_readout(self.readout), n, sample)
         self._encoder = encoder_of(encoder, self._stream)
         self.kernel_, self.n_samples_seen_, self.n_components_ = network.kernel, len(rows), n
@@ -231,6 +234,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             )
         n = self.n_components_ if is_error(self.n_components) else int(self.n_components)
         bound, _, landmarks, batch_size, *_ = sizes_for(self, n)
+        if not is_first and self.n_landmarks is None and bound == self._stream.bound:
+            landmarks = self._stream.num_landmarks  # `fit` has fewer for few samples
         now = (None, None) if is_first else (self.kernel_, self._first_samples)
         kernel, is_new, known = stream_kernel(choice, x, *now)
         stream = self._stream if not is_new else Stream(

@@ -26,7 +26,8 @@ from tqdm import tqdm
 
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import GaussianKernel, Kernel
-from ksm_lightning.network.readout import READOUTS, nystroem_matrix
+from ksm_lightning.network.readout import READOUTS
+from ksm_lightning.network.readout_matrices import nystroem_matrix
 from ksm_lightning.sklearn import KSMTransformer
 
 BATCH, HELD_OUT = 1000, 3000

@@ -17,7 +17,8 @@ from ksm_lightning.baselines import NeuralFourier, RandomFourier
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.learning import natural_ridge
 from ksm_lightning.learning.exact import minimise_bound
-from ksm_lightning.network.readout import LandmarkFeatures, nystroem_matrix
+from ksm_lightning.network.readout import LandmarkFeatures
+from ksm_lightning.network.readout_matrices import nystroem_matrix
 
 SIZES, SHOWN, SEEDS = (2, 4, 8, 16, 32, 64), (4, 16, 64), tuple(range(5))
 # The six methods of the paper's figure.

@@ -12,7 +12,8 @@ from common import Job, run_all, table
 
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.network.readout import READOUTS, nystroem_matrix
+from ksm_lightning.network.readout import READOUTS
+from ksm_lightning.network.readout_matrices import nystroem_matrix
 from ksm_lightning.sklearn import KSMTransformer
 
 FITS = 5000

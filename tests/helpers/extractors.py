@@ -8,7 +8,7 @@ from ksm_lightning import FeatureExtractor
 from ksm_lightning.kernels import GaussianKernel, registry
 from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.network.preprocessing import Preprocessing
-from ksm_lightning.network.readout import least_squares_matrix, nystroem_matrix
+from ksm_lightning.network.readout_matrices import LEAST_SQUARES_RIDGE, least_squares_matrix, nystroem_matrix
 
 MEAN, SCALE = np.array([3.0, -2.0, 0.5, 10.0]), np.array([2.0, 0.5, 1.0, 4.0])
 
@@ -50,4 +50,5 @@ def reference(spec, readout: str, raw: np.ndarray) -> np.ndarray:
     if readout == "nystroem":
         return drive @ nystroem_matrix(network.kernel, W).numpy()
     sample = torch.tensor((raw_points(60, seed=5) - MEAN) / SCALE)
-    return drive @ least_squares_matrix(network.kernel, W, sample).numpy()
+    ridge = LEAST_SQUARES_RIDGE * network.kernel.diag(sample).mean()
+    return drive @ least_squares_matrix(network.kernel, W, sample, ridge=ridge).numpy()

@@ -224,3 +224,39 @@ def test_a_resumed_learner_compares_its_last_weights_with_the_loaded_ones(networ
     resumed.learn(batches[38:], 38, sample=lambda update, batch: x)
     assert resumed.best.error is not None
     assert resumed.best.lowest <= learner.best.lowest
+
+
+def test_steps_of_landmarks_that_became_worse_are_halved_and_start_again_from_the_best(x, monkeypatch):
+    """Of two searches for idle landmarks, the first sees worse landmarks and the second better ones."""
+    network = NETWORKS["tight"](GaussianKernel(0.7), 2, 5, init=DataInit(x))
+    schedule, batches, seen = TightSchedule(40), x.repeat(4, 1).view(40, 12, 2), []
+    Learner(network, schedule, chooses_ridge=True).start(x)
+    learner, start = Learner(network, schedule, stage="learning"), network.W.detach().clone()
+    assert [update for update in range(40) if schedule.relocates_before(update)] == [10, 30]
+    run, full = learner._updates.run, learner.rates(15, 12)
+
+    def watched(index, count, observe):
+        if index == 10:
+            seen.append((network.W.detach().clone(), learner.step_factor, learner.rates(15, 12)))
+        found = run(index, count, observe)
+        if index + count == 10:
+            spoil(network)
+        return found
+
+    monkeypatch.setattr(learner._updates, "run", watched)
+    monkeypatch.setattr(learner, "move_idle_landmarks", lambda *_, **__: 0)
+    learner.learn(batches, sample=lambda update, batch: x)
+    W, factor, rates = seen[0]
+    assert torch.equal(W, start)
+    assert (factor, rates.W, rates.q, rates.L) == (0.5, full.W / 2, full.q, full.L)
+    assert learner._updates._rates[15, 0] == pytest.approx(rates.W)
+    assert learner.step_factor == 0.5
+    state = learner.state_dict()
+    again = Learner(network, schedule)
+    again.load_state_dict(state)
+    assert (state["step_factor"], again.step_factor, again.rates(15, 12)) == (0.5, 0.5, rates)
+    del state["step_factor"]  # as in older checkpoints
+    again.load_state_dict(state)
+    assert again.step_factor == 1
+    learner.restart()
+    assert learner.step_factor == 1

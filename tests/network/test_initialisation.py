@@ -193,3 +193,12 @@ def test_a_judge_is_a_landmark_only_if_it_judges_no_more(rare_points, takes_judg
     x, judges = rare_points
     W = DataInit(x, 10, judges, takes_judges=takes_judges)(GaussianKernel(2.0), 30, 2, torch.Generator().manual_seed(0))
     assert bool((W == 500).all(1).any()) is takes_judges
+
+
+@pytest.mark.parametrize(("gain", "is_at_points"), [(0.04, False), (0.06, True)])
+def test_landmarks_at_points_must_be_clearly_better_than_means(monkeypatch, gain, is_at_points):
+    x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
+    is_point = lambda W: bool((torch.cdist(W, x[:1500]).amin(1) == 0).all())  # noqa: E731
+    monkeypatch.setattr(LandmarkError, "__call__", lambda self, W, n=None: 1 - gain if is_point(W) else 1.0)
+    W = DataInit(x[:1500], 10, x[1500:])(GaussianKernel(1.0), 10, 2, torch.Generator().manual_seed(0))
+    assert is_point(W) is is_at_points

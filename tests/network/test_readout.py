@@ -13,21 +13,19 @@ from ksm_lightning.data import HalfMoonsDataModule
 from ksm_lightning.evaluation.clustering import kmeans
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import GaussianKernel
+from ksm_lightning.network import readout_matrices
 from ksm_lightning.network.initialisation import DataInit
 from ksm_lightning.network.ksm_network import KSMNetwork
-from ksm_lightning.network.rare_points import with_landmarks
 from ksm_lightning.network.readout import (
     READOUTS,
     LandmarkFeatures,
-    compress,
     feature_count,
-    least_squares_matrix,
     make_encoder,
     needs_sample,
-    nystroem_matrix,
     read_out,
     readout_matrix,
 )
+from ksm_lightning.network.readout_matrices import LEAST_SQUARES_RIDGE, compress, least_squares_matrix, nystroem_matrix
 
 
 @pytest.fixture
@@ -165,9 +163,10 @@ def test_compressed_least_squares_features_have_the_smallest_error_of_their_rank
     F, k = similarities(network, x)
     basis = torch.linalg.svd(k, full_matrices=False).U
     best = basis @ best_of_rank(basis.mT @ F @ basis, count) @ basis.mT
-    y = k @ readout_matrix(network, "least_squares", x, count)
+    y = k @ least_squares_matrix(network.kernel, network.W, x, count)
     assert y.shape == (90, count)
     assert_close(gram_of(y), best, rtol=0, atol=1e-9)
+    assert_close(gram_of(k @ readout_matrix(network, "least_squares", x, count)), best, rtol=0, atol=1e-3)  # a ridge
     for readout in FITTED:  # no other features of this number in the span are better
         other = gram_of(k @ readout_matrix(network, readout, x))
         assert (F - best_of_rank(other, count)).norm() >= (F - gram_of(y)).norm() - 1e-12
@@ -331,5 +330,56 @@ def test_least_squares_features_of_a_large_sample_are_limited():
     M = readout_matrix(net, "least_squares", x)
     values = torch.linalg.eigvalsh(M.mT @ kernel(W.double(), W.double()) @ M)
     assert 1.2 < float(values.max()) <= 5 + 1e-9
-    unlimited = least_squares_matrix(kernel, W, with_landmarks(kernel, W, x))
+    unlimited = least_squares_matrix(kernel, W, x, ridge=LEAST_SQUARES_RIDGE)
     assert float(torch.linalg.eigvalsh(unlimited.mT @ kernel(W.double(), W.double()) @ unlimited).max()) > 5
+
+
+def test_a_ridge_of_least_squares_equals_points_with_nystroem_features(network, x):
+    F, k = similarities(network, x)
+    kernel, W, ridge = network.kernel, network.W.detach().double(), 0.7
+    Z = k @ nystroem_matrix(kernel, W)  # (90, 7)
+    more = ridge**0.5 * torch.eye(7, dtype=torch.float64)
+    together = torch.cat([torch.cat([F, Z @ more.mT], 1), torch.cat([more @ Z.mT, more @ more.mT], 1)])
+    basis = torch.linalg.qr(torch.cat([Z, more])).Q
+    best = (basis @ basis.mT @ together @ basis @ basis.mT)[:90, :90]
+    assert_close(gram_of(k @ least_squares_matrix(kernel, W, x, ridge=ridge)), best, rtol=0, atol=1e-10)
+    compressed = k @ least_squares_matrix(kernel, W, x, 4, ridge=ridge)
+    assert_close(gram_of(compressed), best_of_rank(best, 4), rtol=0, atol=1e-10)
+
+
+def test_a_large_ridge_of_least_squares_gives_nystroem_features(network, x):
+    M = least_squares_matrix(network.kernel, network.W, x, ridge=1e9)
+    assert_close(gram_of(M), gram_of(nystroem_matrix(network.kernel, network.W.detach())), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.1])
+def test_weights_of_least_squares_equal_repetitions(network, x, ridge):
+    counts = torch.tensor([1, 3, 2] * 30)
+    _, k = similarities(network, x)
+    weighted = k @ least_squares_matrix(network.kernel, network.W, x, 5, weights=counts, ridge=ridge)
+    repeated = least_squares_matrix(network.kernel, network.W, x.repeat_interleave(counts, 0), 5, ridge=ridge)
+    assert_close(gram_of(weighted), gram_of(k @ repeated), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("factor", "is_nystroem"), [(1.5, True), (1.001, False)])
+def test_nystroem_features_are_used_if_they_are_clearly_better_on_held_out_points(monkeypatch, factor, is_nystroem):
+    x = torch.randn(6000, 2, generator=torch.Generator().manual_seed(0))
+    net = KSMNetwork(GaussianKernel(1.0), 2, 30, init=lambda *_: x[:30])
+    nystroem = nystroem_matrix(net.kernel, net.W.detach())
+    monkeypatch.setattr(readout_matrices, "least_squares_matrix", lambda *_, **__: factor * nystroem)
+    expected = nystroem if is_nystroem else factor * nystroem
+    assert torch.equal(readout_matrix(net, "least_squares", x), expected)
+
+
+def test_features_of_new_points_are_not_amplified_near_landmarks_that_the_sample_lacks():
+    """A landmark at a rare point that is not in the sample, with a few points in its wide neighbourhood."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5500, 2, generator=generator)
+    rare = torch.tensor([[9.0, 9.0]])
+    x[:3] = rare + torch.tensor([[3.0, 0.0], [0.0, 3.2], [-2.9, 0.0]])
+    kernel, W = GaussianKernel(1.0), torch.cat([x[100:120], rare])
+    net = KSMNetwork(kernel, 2, 21, init=lambda *_: W)
+    new = rare + 0.3 * torch.randn(50, 2, generator=generator)
+    new, k = new.double(), kernel(new.double(), W.double())
+    assert kernel_nrmse(kernel, new, k @ readout_matrix(net, "least_squares", x)).item() < 0.15
+    assert kernel_nrmse(kernel, new, k @ least_squares_matrix(kernel, W, x)).item() > 10

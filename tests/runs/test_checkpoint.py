@@ -50,7 +50,7 @@ def test_a_checkpoint_holds_only_tensors_and_primitives(saved):
     }
     section = content["ksm_lightning"]
     preprocessing = section.pop("preprocessing")
-    learner = {"rate_factor": 1.0, "inverse": {}, "rule": {}, "best": {}}
+    learner = {"rate_factor": 1.0, "step_factor": 1.0, "inverse": {}, "rule": {}, "best": {}}
     assert section.pop("training") == {
         "data": {"num_points": 200, "num_features": 2, "sha256": moons().fingerprint.sha256},
         "centre": True, "scaling": "none", "batch_size": 16, "processes": 1, "precision": "32-true", "seed": 0,
@@ -187,6 +187,7 @@ def tracked(inverse, **values):
         (lambda p: changed(p, lambda c: c.pop("global_step")), "does not contain its number of updates"),
         (lambda p: learner_changed(p, rate_factor=float("nan")), "its rate_factor is nan"),
         (lambda p: learner_changed(p, rate_factor=2.0), "its rate_factor is 2.0"),
+        (lambda p: learner_changed(p, step_factor=0.0), "its step_factor is 0.0"),
         (lambda p: learner_changed(p, inverse=None), "its tracked inverse does not fit the network"),
         (lambda p: learner_changed(p, inverse={"inverse": torch.eye(6)}), "its tracked inverse does not fit"),
         (lambda p: learner_changed(p, inverse=tracked(torch.eye(7))), "its tracked inverse does not fit the network"),

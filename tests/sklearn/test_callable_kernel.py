@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import RBF
 from sklearn.metrics.pairwise import chi2_kernel, rbf_kernel
 
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.network.readout import least_squares_matrix
+from ksm_lightning.network.readout_matrices import LEAST_SQUARES_RIDGE, least_squares_matrix
 from ksm_lightning.sklearn import KSMClassifier, KSMRegressor, KSMTransformer
 from ksm_lightning.sklearn.callable_kernel import callable_kernel
 
@@ -69,7 +69,7 @@ def test_landmarks_of_a_function_without_derivatives_are_samples(kernel, form):
     W = found.components_
     assert len(np.unique(W, axis=0)) == 12
     assert {tuple(row) for row in W} <= {tuple(row) for row in x}
-    M = least_squares_matrix(found.kernel_, torch.tensor(W), torch.tensor(x), 8).numpy()
+    M = least_squares_matrix(found.kernel_, torch.tensor(W), torch.tensor(x), 8, ridge=LEAST_SQUARES_RIDGE).numpy()
     z, y = rbf_kernel(x, W, gamma=2.0) @ M, found.transform(x)
     np.testing.assert_allclose(y @ y.T, z @ z.T, rtol=0, atol=1e-9)
 

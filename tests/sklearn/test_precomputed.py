@@ -15,7 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from ksm_lightning.kernels import GaussianKernel
-from ksm_lightning.network.readout import LandmarkFeatures, least_squares_matrix, nystroem_matrix
+from ksm_lightning.network.readout import LandmarkFeatures
+from ksm_lightning.network.readout_matrices import LEAST_SQUARES_RIDGE, least_squares_matrix, nystroem_matrix
 from ksm_lightning.sklearn import KSMClassifier, KSMRegressor, KSMTransformer
 from ksm_lightning.sklearn.precomputed import PrecomputedKernel
 
@@ -40,7 +41,9 @@ def test_features_are_those_of_the_kernel_with_the_same_landmarks(readout, landm
     assert found.components_.shape == (landmarks or 32, 1)
     assert len(set(numbers)) == len(numbers)
     W, kernel = torch.tensor(X[numbers]), GaussianKernel(0.5)
-    M = nystroem_matrix(kernel, W) if landmarks else least_squares_matrix(kernel, W, torch.tensor(X), 8)
+    M = nystroem_matrix(kernel, W)
+    if landmarks is None:
+        M = least_squares_matrix(kernel, W, torch.tensor(X), 8, ridge=LEAST_SQUARES_RIDGE)
     reference = LandmarkFeatures(kernel, W, M)
     for matrix, x in ((K, X), (K_NEW, NEW)):
         y, z = found.transform(matrix), reference(torch.tensor(x)).numpy()

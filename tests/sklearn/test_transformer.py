@@ -35,6 +35,7 @@ from ksm_lightning.learning.samples import canonical_order
 from ksm_lightning.network.landmark_error import LandmarkError
 from ksm_lightning.network.readout import READOUTS, LandmarkFeatures
 from ksm_lightning.sklearn import KSMTransformer
+from ksm_lightning.sklearn.settings import readout_sample
 
 SIGMA = {"sigma": 0.3}
 
@@ -824,3 +825,23 @@ def test_a_half_life_that_is_too_short_is_refused_before_anything_is_learned(mon
     )
     with pytest.raises(ValueError, match="at least the number of landmarks, 12"):
         KSMTransformer(8, half_life=5).fit(np.random.RandomState(0).randn(50, 2))
+
+
+def test_a_readout_is_fitted_to_random_samples_and_those_that_are_landmarks():
+    x = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0))
+    W = torch.cat([x[[19_999, 5, 12_000]], torch.zeros(7, 3)])
+    sample = readout_sample(x, W)
+    assert len(sample) in range(5490, 5494)
+    rows = {tuple(row) for row in sample.tolist()}
+    assert len(rows) == len(sample)
+    assert {tuple(row) for row in W[:3].tolist()} <= rows <= {tuple(row) for row in x.tolist()}
+    assert torch.equal(readout_sample(x[:5500], W), x[:5500])
+
+
+def test_few_samples_have_fewer_landmarks_which_partial_fit_keeps():
+    x = np.random.default_rng(0).normal(size=(99, 2))
+    few = KSMTransformer(20, sigma=0.3, random_state=0).fit(x)
+    assert (few.components_.shape, few.n_components_) == ((25, 2), 20)
+    assert few.partial_fit(x[:7]).components_.shape == (25, 2)
+    enough = KSMTransformer(20, sigma=0.3, random_state=0).fit(np.concatenate([x, x[:1] + 1]))
+    assert enough.components_.shape == (30, 2)
