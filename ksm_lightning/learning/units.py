@@ -132,7 +132,7 @@ def tight_updates(num_landmarks: int) -> int:
 
 # Below this number of samples per feature, landmarks that move fit the samples instead of new points. Above this number
 # of landmarks, the updates that a fit has time for do not improve the start (scripts/benchmark/BOARD.md).
-_SAMPLES_PER_FEATURE, _MOST_MOVED = 10, 512
+_SAMPLES_PER_FEATURE, _MOST_MOVED = 12, 512
 
 
 def has_few_samples(samples: int, num_features: int) -> bool:

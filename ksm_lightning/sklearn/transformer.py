@@ -77,7 +77,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             disagree); ``nystroem`` depends on the landmarks alone, if there are as many as features; ``neural`` is the
             network's own representation.
         updates: Number of updates in ``fit``. Default: 39 to 200 with the tight bound, depending on the number of
-            landmarks, or none with fewer than 10 samples per component or more than 512 landmarks: there, landmarks
+            landmarks, or none with fewer than 12 samples per component or more than 512 landmarks: there, landmarks
             stay at the start (KMeans-like centres and rare points), whose features are as good for new samples. With
             the paper's bound 2,000, or 5 per component above 400 components.
         batch_size: Number of samples per update. Default: 8 times the landmarks, from 256 to 1,024, with the tight

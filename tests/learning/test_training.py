@@ -143,8 +143,8 @@ def test_landmarks_of_few_samples_are_means_of_those_that_they_are_nearest_to(ke
 
 
 def test_updates_are_worthwhile_with_enough_samples_and_not_too_many_landmarks():
-    assert worthwhile_updates(320, 32, 48) == tight_updates(48) == 200
-    assert worthwhile_updates(319, 32, 48) == 0
+    assert worthwhile_updates(384, 32, 48) == tight_updates(48) == 200
+    assert worthwhile_updates(383, 32, 48) == 0
     assert worthwhile_updates(10**6, 341, 512) == tight_updates(512) == 39
     assert worthwhile_updates(10**6, 342, 513) == 0
 

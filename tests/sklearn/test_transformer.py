@@ -123,8 +123,8 @@ def test_the_default_number_of_updates_depends_on_the_bound_and_the_components()
         for components in (2, 400, 500):
             KSMTransformer(components, kernel_params=SIGMA, bound="paper", random_state=0).fit(x)
     assert lengths == [2000, 2000, 2500]
-    defaults = [tight(n, updates=None, batch_size=8).fit(x).n_updates_ for n in (2, 60, 61)]
-    assert defaults == [tight_updates(3), tight_updates(90), 0] == [200, 200, 0]  # 61 have fewer than 10 samples each
+    defaults = [tight(n, updates=None, batch_size=8).fit(x).n_updates_ for n in (2, 50, 51)]
+    assert defaults == [tight_updates(3), tight_updates(75), 0] == [200, 200, 0]  # 51 have fewer than 12 samples each
     assert [tight_updates(count) for count in (192, 512, 1024)] == [104, 39, 25]
 
 
