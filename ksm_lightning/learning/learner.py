@@ -29,6 +29,7 @@ from ksm_lightning.learning.units import (
 from ksm_lightning.learning.updates import Updates
 from ksm_lightning.network import KSMNetwork, TightNetwork
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS, LandmarkError
+from ksm_lightning.network.rare_points import with_heaviest
 
 Stage = Literal["unplaced", "unstarted", "learning"]
 """``unplaced``: W waits for data points to start from. ``unstarted``: :meth:`Learner.start` is still to be called."""
@@ -104,7 +105,8 @@ class Learner:
         if self.chooses_ridge:
             network.ridge = natural_ridge(network.kernel, x, network.num_neurons, network.bound)
         # Judging it takes n^3 operations: of many landmarks, few are moved without.
-        judges = x[-(held_out_count(len(x), p) or judge_count(p)) :]
+        held_out = held_out_count(len(x), p)
+        judges = with_heaviest(network.kernel, x[-held_out:], x[:-held_out]) if held_out else x[-judge_count(p) :]
         judge = LandmarkError(network.kernel, judges) if p <= MANY_LANDMARKS else None
         self._move_if_better(x[: sample_size(p)], judge, most=p if judge else MANY_LANDMARKS // 4)
         x = x[: start_count(p)]

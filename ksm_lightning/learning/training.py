@@ -22,6 +22,7 @@ from ksm_lightning.learning.units import (
 )
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
 from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus, lloyd
+from ksm_lightning.network.rare_points import with_heaviest
 
 # Number of batches in a block.
 _BLOCK = 50
@@ -125,7 +126,7 @@ class Started(NamedTuple):
     """A learner that has started, and the data that it learns from."""
 
     learner: Learner
-    judges: Tensor  # held-out points (judges, m), on which it compares landmarks; none of few points
+    judges: Tensor  # held-out and very heavy points (judges, m), on which it compares landmarks; none of few points
     learned: Tensor  # indices of the other points
 
 
@@ -165,7 +166,9 @@ def _started_learner(
     )
     if learner.stage == "unstarted":
         learner.start(candidates)
-    return Started(learner, candidates[len(candidates) - len(held_out) :], is_learned.nonzero()[:, 0])
+    rest = len(candidates) - len(held_out)
+    judges = with_heaviest(kernel, candidates[rest:], candidates[:rest]) if len(held_out) else candidates[:0]
+    return Started(learner, judges, is_learned.nonzero()[:, 0])
 
 
 def _draw(x: Tensor | Samples, most: int, generator: torch.Generator) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from ksm_lightning.kernels import Kernel, full_precision
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS, LandmarkError
 from ksm_lightning.network.pivots import residual_pivots
+from ksm_lightning.network.rare_points import with_heaviest
 
 # Up to this many distances (landmarks times points), k-means++ draws one landmark at a time. Otherwise it draws rounds
 # of `_DRAWS`, which read the points fewer times. Many landmarks are drawn in longer rounds, up to `_MOST_DISTANCES`.
@@ -99,7 +100,8 @@ class DataInit:
         counts = [0] if self.judges is None else [0, *(int(share * num_neurons) for share in _PIVOT_SHARES)]
         means = [W, *(lloyd(kernel, self.points, W[: num_neurons - count], self.iterations) for count in counts)]
         starts = [self._add_pivots(kernel, some, num_neurons, self.points) for some in means]
-        error = LandmarkError(kernel, self.points[:_JUDGES] if self.judges is None else self.judges)
+        judges = self.points[:_JUDGES] if self.judges is None else with_heaviest(kernel, self.judges, self.points)
+        error = LandmarkError(kernel, judges)
         errors = [error(start, self.num_features) if len(start) == num_neurons else math.inf for start in starts]
         if self.judges is not None:
             errors[1] *= 1 - _GAIN  # all landmarks are means

@@ -8,6 +8,8 @@ from ksm_lightning.kernels import Kernel
 # Number of points near a landmark that halve its weight as a point of their sample; at most this part of the mean.
 _ENOUGH, _SHARE = 10.0, 0.05
 _BLOCK = 8192
+# Points of more than this many times the mean f(x, x) are heavy, up to this number of them.
+_HEAVY, _MOST_HEAVY = 10.0, 100
 FEATURE_LIMIT = 2.0
 """Largest ``|y|^2 / f(x, x)`` of features that were fitted to a sample which may lack rare points."""
 
@@ -19,6 +21,38 @@ def with_landmarks(kernel: Kernel, W: Tensor, x: Tensor) -> Tensor:
         ratio = kernel.diag(x).mean() / kernel.diag(landmarks).clamp(min=torch.finfo(x.dtype).tiny)
         landmarks = landmarks * ratio.clamp(max=1e12)[:, None] ** (0.5 / kernel.degree)
     return torch.cat([x, landmarks])
+
+
+def heaviest(kernel: Kernel, squares: Tensor) -> Tensor:
+    """Indices of points that a sample must not lack, given their ``f(x, x)`` (samples,); none of most data.
+
+    They are up to 100 points with an ``f(x, x)`` of more than 10 times the mean, where that grows with the length of a
+    point: one of them can be most of the kernel error.
+    """
+    if not kernel.is_homogeneous or len(squares) == 0:
+        return torch.empty(0, dtype=torch.int64, device=squares.device)
+    largest, indices = squares.topk(min(_MOST_HEAVY, len(squares)))
+    return indices[largest > _HEAVY * squares.mean()]
+
+
+def add_heavy(kernel: Kernel, sample: Tensor, heavy: Tensor, count: int) -> Tensor:
+    """A sample (samples, m) of ``count`` points, and the heavy ones of these, scaled to count as much as in all."""
+    if kernel.degree is None or len(heavy) == 0:
+        return sample
+    return torch.cat([sample, heavy.to(sample) * (len(sample) / count) ** (0.5 / kernel.degree)])
+
+
+@torch.no_grad()
+def with_heaviest(kernel: Kernel, sample: Tensor, others: Tensor) -> Tensor:
+    """A sample (samples, m) and the :func:`heaviest` of the other points, scaled to count as much as in all of them.
+
+    Example:
+        >>> from ksm_lightning.kernels import LinearKernel
+        >>> with_heaviest(LinearKernel(), torch.ones(1, 1), torch.tensor([[9.0], *[[1.0]] * 14]))
+        tensor([[1.0000],
+                [2.2500]])
+    """
+    return add_heavy(kernel, sample, others[heaviest(kernel, kernel.diag(others))], len(sample) + len(others))
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from ksm_lightning.learning.stream import check_half_life
 from ksm_lightning.learning.training import BATCH_SIZES
 from ksm_lightning.learning.units import tight_batch, worthwhile_updates
 from ksm_lightning.network import Bound, check_bound
-from ksm_lightning.network.rare_points import points_at
+from ksm_lightning.network.rare_points import add_heavy, heaviest, points_at
 from ksm_lightning.network.readout import READOUT_SAMPLE, check_readout
 from ksm_lightning.sklearn.precomputed import is_precomputed
 
@@ -138,17 +138,20 @@ def training_samples(X: Any, sample_weight: ArrayLike | None) -> Tensor | Sample
     return Samples(X, np.repeat(order, counts_of(weights[order])))
 
 
-def readout_sample(x: Tensor | Samples, W: Tensor) -> Tensor:
-    """The samples (samples, m) that a readout is fitted to: random ones, and those that landmarks (p, m) are.
+def readout_sample(kernel: Kernel, x: Tensor | Samples, W: Tensor) -> Tensor:
+    """The samples (samples, m) that a readout is fitted to: random ones, those that landmarks (p, m) are, heavy ones.
 
-    Without the latter, nothing would determine the features near landmarks at rare samples.
+    Without those at landmarks, nothing would determine the features near landmarks at rare samples. The heavy ones are
+    scaled, see :func:`~ksm_lightning.network.rare_points.add_heavy`.
     """
     wanted = min(READOUT_SAMPLE, max(_READOUT_SAMPLES, _READOUT_SAMPLES_PER_LANDMARK * len(W)))
     count = min(wanted, max(_READOUT_NUMBERS // x.shape[1], 2 * len(W)))
     if len(x) <= count:
         return x[torch.arange(len(x))]
-    chosen, start = [random_subset(len(x), count - len(W))], 0
+    chosen, squares, start = [random_subset(len(x), count - len(W))], [], 0
     for block in in_blocks(x):
         chosen.append(start + points_at(W, block))
+        squares.append(kernel.diag(block))
         start += len(block)
-    return x[torch.unique(torch.cat(chosen))]
+    sample = x[torch.unique(torch.cat(chosen))]
+    return add_heavy(kernel, sample, x[heaviest(kernel, torch.cat(squares))], len(x))

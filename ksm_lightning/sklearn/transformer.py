@@ -199,7 +199,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             half_life=self.half_life, seed=seed,
         )  # fmt: skip
         self._stream.seen = self._stream.reservoir.seen = len(rows)
-        sample = None if self.readout == "neural" else readout_sample(x, network.W.detach())
+        sample = None if self.readout == "neural" else readout_sample(network.kernel, x, network.W.detach())
         encoder = LazyEncoder(network, self._stream, check_readout(self.readout), n, sample)
         self._encoder = encoder_of(encoder, self._stream)
         self.kernel_, self.n_samples_seen_, self.n_components_ = network.kernel, len(rows), n

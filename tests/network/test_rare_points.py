@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from ksm_lightning.kernels import GaussianKernel, PowerCosineKernel
-from ksm_lightning.network.rare_points import points_at, weights_of_landmarks
+from ksm_lightning.kernels import GaussianKernel, LinearKernel, PowerCosineKernel
+from ksm_lightning.network.rare_points import points_at, weights_of_landmarks, with_heaviest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -36,3 +36,19 @@ def test_lengths_do_not_change_the_weights_of_landmarks():
     x[0] = 0
     kernel, lengths = PowerCosineKernel(3), 10.0 ** torch.arange(-4, 4)[:, None]
     assert_close(weights_of_landmarks(kernel, W * lengths, 7 * x), weights_of_landmarks(kernel, W, x))
+
+
+def test_heavy_points_count_in_a_sample_as_much_as_in_all():
+    """The second moment of the sample has the part of the heavy point that it has in that of all points."""
+    x = torch.randn(4000, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[3999] = torch.tensor([200.0, 0.0])
+    sample = with_heaviest(LinearKernel(), x[:1000], x[1000:])
+    assert len(sample) == 1001
+    assert_close(sample.mT @ sample / 1000, x.mT @ x / 4000, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("kernel", [GaussianKernel(1.0), PowerCosineKernel(3)], ids=str)
+def test_most_data_has_no_heavy_points(kernel):
+    x = torch.randn(500, 5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(with_heaviest(kernel, x[:100], x[100:]), x[:100])
+    assert torch.equal(with_heaviest(kernel, x[:100], x[:0]), x[:100])

@@ -26,6 +26,7 @@ from ksm_lightning.kernels import (
     CauchyKernel,
     GaussianKernel,
     LaplacianKernel,
+    PowerCosineKernel,
     auto_width,
     register_kernel,
     registry,
@@ -830,12 +831,20 @@ def test_a_half_life_that_is_too_short_is_refused_before_anything_is_learned(mon
 def test_a_readout_is_fitted_to_random_samples_and_those_that_are_landmarks():
     x = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0))
     W = torch.cat([x[[19_999, 5, 12_000]], torch.zeros(7, 3)])
-    sample = readout_sample(x, W)
+    sample = readout_sample(GaussianKernel(1.0), x, W)
     assert len(sample) in range(5490, 5494)
     rows = {tuple(row) for row in sample.tolist()}
     assert len(rows) == len(sample)
     assert {tuple(row) for row in W[:3].tolist()} <= rows <= {tuple(row) for row in x.tolist()}
-    assert torch.equal(readout_sample(x[:5500], W), x[:5500])
+    assert torch.equal(readout_sample(GaussianKernel(1.0), x[:5500], W), x[:5500])
+
+
+def test_a_readout_is_fitted_to_the_longest_samples_with_their_weight_in_all():
+    x = torch.randn(22_000, 2, generator=torch.Generator().manual_seed(0))
+    x[[3, 21_000]] *= 1000
+    sample = readout_sample(PowerCosineKernel(3), x, torch.zeros(1, 2))
+    longest = sample[-2:].norm(dim=1).sort().values
+    torch.testing.assert_close(longest, x[[3, 21_000]].norm(dim=1).sort().values / 2, rtol=1e-3, atol=0)
 
 
 def test_few_samples_have_fewer_landmarks_which_partial_fit_keeps():
