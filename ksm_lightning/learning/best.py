@@ -49,8 +49,7 @@ class BestWeights:
 
     Args:
         collectives: The processes that train together, of which the first decides. Default: there is one.
-        is_by_landmarks: Whether the error of the landmarks alone counts for the paper's bound, too: for readouts that
-            use nothing but W.
+        is_by_landmarks: Whether the error of the landmarks alone counts. With the tight bound it always does.
     """
 
     def __init__(self, collectives: Collectives | None = None, is_by_landmarks: bool = False) -> None:

@@ -34,6 +34,9 @@ from ksm_lightning.network.rare_points import with_heaviest
 Stage = Literal["unplaced", "unstarted", "learning"]
 """``unplaced``: W waits for data points to start from. ``unstarted``: :meth:`Learner.start` is still to be called."""
 
+# Updates between two comparisons of landmarks that a run with the paper's bound follows, at most.
+_BETWEEN_COMPARISONS = 200
+
 
 class Learner:
     """Trains a network. Its main methods: :meth:`start`, :meth:`learn`, :meth:`move_idle_landmarks`, :meth:`finish`.
@@ -49,8 +52,8 @@ class Learner:
         inverse: How responses are computed, see :class:`~ksm_lightning.learning.responses.ResponseSolver`.
         acceleration: How steps are run, see :class:`~.acceleration.Accelerator`. Observed updates run without it.
         collectives: The other processes. Default: there are none.
-        keeps_landmarks: Whether a run ends with its best landmarks even if responses get worse, for readouts that use
-            nothing but W. The tight bound always does; see :class:`~.best.BestWeights`.
+        keeps_landmarks: Whether a run follows its best landmarks even if responses get worse, for readouts that use
+            nothing but W. With the tight bound it always does; see :class:`~.best.BestWeights`.
     """
 
     def __init__(
@@ -68,10 +71,11 @@ class Learner:
         self.network = network
         self.schedule = schedule
         self.rule, self._is_tight = self._make_rule(), isinstance(network, TightNetwork)
+        self._keeps_landmarks = keeps_landmarks and not self._is_tight
+        self._follows_landmarks = keeps_landmarks or self._is_tight
         self.chooses_ridge = chooses_ridge
         self.stage: Stage = stage or ("unstarted" if schedule.is_natural else "learning")
         self.collectives: Collectives = collectives or SingleProcess()
-        self._keeps_landmarks = keeps_landmarks
         self.best = self._make_best()
         self.rate_factor = 1.0  # all step sizes are multiplied by this, see `halve_rates`
         self.step_factor = 1.0  # W's step sizes are multiplied by this, see `_care`
@@ -83,7 +87,7 @@ class Learner:
         return make_rule(self.network, self.schedule.is_natural)
 
     def _make_best(self) -> BestWeights:
-        return BestWeights(self.collectives, self._keeps_landmarks)
+        return BestWeights(self.collectives, self._follows_landmarks)
 
     def _make_updates(self, inverse: Inverse, acceleration: Acceleration) -> tuple[ResponseSolver, Updates]:
         network, responses = self.network, ResponseSolver(self.network, inverse)
@@ -137,7 +141,7 @@ class Learner:
                 update, or after those that run together.
             should_stop: Called after each update, or after those that run together.
         """
-        is_first = first_update == 0 and (self._is_tight or self.best.is_by_landmarks)
+        is_first = first_update == 0 and self._follows_landmarks
         if sample is not None and len(batches) and (self.best.is_waiting or is_first):
             self.best.begin(self.network, sample(0, batches[0]))
         self.set_kernel_for(first_update)
@@ -147,7 +151,7 @@ class Learner:
             while index < len(batches):
                 update = numbers[index]
                 self.set_kernel_for(update)
-                if sample is not None and self.schedule.relocates_before(update):
+                if sample is not None and self._cares_before(update):
                     self._care(sample, update, batches[index])
                 together = numbers[index : index + self._updates.most_at_once]
                 count = self._undisturbed(together, None if self._updates.is_native else observe, sample is not None)
@@ -167,23 +171,31 @@ class Learner:
         if observe is not None or moves or schedule.phase_ends:  # the kernel may change at the end of a phase
             for count, update in enumerate(numbers[1:], start=1):
                 is_observed = observe is not None and observe(update)
-                if is_observed or update in schedule.phase_ends or (moves and schedule.relocates_before(update)):
+                if is_observed or update in schedule.phase_ends or (moves and self._cares_before(update)):
                     return count
         return len(numbers)
 
-    def _care(self, sample: Callable[[int, Tensor], Tensor], update: int, batch: Tensor) -> None:
-        """Keep the weights if they are the best so far, then move idle landmarks.
+    def _cares_before(self, update: int) -> bool:
+        """Whether the landmarks are looked after before the update with this number."""
+        is_comparison = self._keeps_landmarks and update % _BETWEEN_COMPARISONS == 0 < update
+        return is_comparison or self.schedule.relocates_before(update)
 
-        Landmarks of the tight bound that have become worse return to the best ones, and their steps are halved: the
-        steps have a fixed length, which is too long where a small error depends on the exact places of landmarks.
+    def _care(self, sample: Callable[[int, Tensor], Tensor], update: int, batch: Tensor) -> None:
+        """Keep the weights if they are the best so far, then move idle landmarks if it is time.
+
+        A run that follows its landmarks returns to the best ones if they have become worse, and halves their steps:
+        those of the tight bound have a fixed length, which is too long where a small error depends on the exact places
+        of landmarks, and the paper's rule trades landmarks for responses.
         """
         error = self.best.error or self.best.watch(self.network, sample(0, batch))
-        if not self._is_tight:
+        if not self._follows_landmarks:
             self.best.compare(self.network)
         elif self.keep_best():
             self.step_factor /= 2
             self._updates.change_rates()
-        now = self.best.lowest if self._is_tight else self.best.of_landmarks
+        if not self.schedule.relocates_before(update):
+            return
+        now = self.best.lowest if self._follows_landmarks else self.best.of_landmarks
         self._move_if_better(sample(update, batch), error, now, collectives=self.collectives)
 
     def _move_if_better(self, x: Tensor, error: LandmarkError | None, now: float | None = None, **options: Any) -> None:

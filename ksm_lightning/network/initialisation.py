@@ -26,7 +26,7 @@ _PROGRESS = 1e-3
 _JUDGES = 1000
 # Shares of the landmarks that are tried as pivots, and how much landmarks at points must lower Nystroem's error:
 # where they lower it by less, least-squares features of means have a lower error on new points.
-_PIVOT_SHARES, _GAIN = (0.1, 0.25), 0.05
+_PIVOT_SHARES, _GAIN = (0.25, 0.5), 0.03
 
 
 class Initialiser(Protocol):
@@ -61,10 +61,10 @@ class DataInit:
         iterations: Largest number of iterations of :func:`lloyd` that then move W to the means of nearby candidates, if
             that lowers the error on a sample of them. More than 2,048 landmarks are moved by at most 8 iterations, and
             without this comparison, which would take as long. Default: 0, W stays at data points.
-        judges: Other points (samples, m), on which starts are compared. If there are any, 10 and 25 % of the landmarks
-            are tried as :func:`~ksm_lightning.network.pivots.residual_pivots`: rare points that means do not represent.
-            Landmarks at points must lower the error of means by 5 %. Candidates cannot judge this, because a pivot is
-            exact for itself. Default: none.
+        judges: Other points (samples, m), on which starts are compared. If there are any, a quarter and half of the
+            landmarks are tried as :func:`~ksm_lightning.network.pivots.residual_pivots`: rare points that means do not
+            represent. Landmarks at points must lower the error of means by 3 %. Candidates cannot judge this, because a
+            pivot is exact for itself. Default: none.
         num_features: Number of features that are compared, at most that of landmarks. Default: as many.
         takes_judges: Whether judges, too, may become pivots after the comparison. Not if they judge landmarks later on.
     """

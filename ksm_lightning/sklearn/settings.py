@@ -27,9 +27,9 @@ _LANDMARKS_OF_FEW, _FEW = 1.25, 5
 # With a precomputed kernel, whose landmarks are not learned and whose similarities are known anyway. On four data sets
 # the held-out error was then that of 1.5 learned ones or lower, and 6 to 31 % below that of 1.5 chosen ones.
 _CHOSEN_PER_COMPONENT = 4
-# Samples that a readout is fitted to, at least this number and this number per landmark. The time grows with their
-# square, and 10,000 lower the error by at most 1 %.
-_READOUT_SAMPLES, _READOUT_SAMPLES_PER_LANDMARK = 5500, 4
+# Random samples that a readout is fitted to, at least this number and this number per landmark. The time grows with
+# their square, and 10,000 lower the error by at most 1 %.
+_READOUT_SAMPLES, _READOUT_SAMPLES_PER_LANDMARK = 5500, 3
 # Numbers in these samples, where samples have many features: 0.5 GB of float32.
 _READOUT_NUMBERS = 2**27
 
@@ -144,7 +144,7 @@ def readout_sample(kernel: Kernel, x: Tensor | Samples, W: Tensor) -> Tensor:
     Without those at landmarks, nothing would determine the features near landmarks at rare samples. The heavy ones are
     scaled, see :func:`~ksm_lightning.network.rare_points.add_heavy`.
     """
-    wanted = min(READOUT_SAMPLE, max(_READOUT_SAMPLES, _READOUT_SAMPLES_PER_LANDMARK * len(W)))
+    wanted = min(READOUT_SAMPLE, max(_READOUT_SAMPLES, _READOUT_SAMPLES_PER_LANDMARK * len(W)) + len(W))
     count = min(wanted, max(_READOUT_NUMBERS // x.shape[1], 2 * len(W)))
     if len(x) <= count:
         return x[torch.arange(len(x))]

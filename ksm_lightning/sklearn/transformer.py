@@ -311,7 +311,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def transform(self, X: Any) -> np.ndarray:
         """Features (samples, n) of samples (samples, m), or of their precomputed similarities, in their dtype.
 
-        They are computed in float64, and those of float32 samples in float32 if that changes them by less than 1e-5.
+        They are computed in float64, and those of float32 samples in float32 if that changes them by less than 5e-5.
         """
         check_is_fitted(self)
         self._learn_waiting()

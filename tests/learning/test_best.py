@@ -1,6 +1,7 @@
 """The best weights of a run: kept, returned to, measured again, and saved."""
 
 import copy
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -141,6 +142,19 @@ def test_more_updates_never_make_landmarks_worse_that_are_kept(x):
     assert errors[True, 300] < 1.01 * errors[True, 1] < errors[False, 300]  # one update may gain a little
 
 
+@pytest.mark.parametrize(("keeps", "expected"), [(False, [18, 45, 90, 180, 270]), (True, [18, 45, 90, 180, 200, 270])])
+def test_a_long_run_that_keeps_landmarks_compares_them_between_searches(x, monkeypatch, keeps, expected):
+    learner = Learner(NETWORKS["paper"](GaussianKernel(0.7), 2, 5), AdaptiveSchedule(900), keeps_landmarks=keeps)
+    care, move, compare = Mock(wraps=learner._care), Mock(), Mock(wraps=learner.best.compare)
+    monkeypatch.setattr(learner, "_care", care)
+    monkeypatch.setattr(learner, "_move_if_better", move)
+    monkeypatch.setattr(learner.best, "compare", compare)
+    learner.learn(x.repeat(30, 1).view(300, 12, 2), sample=lambda update, batch: x)
+    assert [call.args[1] for call in care.call_args_list] == expected
+    assert move.call_count == 5
+    assert compare.call_count == len(expected) + keeps  # and at the start, if landmarks are followed
+
+
 def test_state_survives_a_checkpoint_and_waits_for_a_sample(network, x, tmp_path):
     best = BestWeights()
     best.watch(network, x)
@@ -226,20 +240,24 @@ def test_a_resumed_learner_compares_its_last_weights_with_the_loaded_ones(networ
     assert resumed.best.lowest <= learner.best.lowest
 
 
-def test_steps_of_landmarks_that_became_worse_are_halved_and_start_again_from_the_best(x, monkeypatch):
-    """Of two searches for idle landmarks, the first sees worse landmarks and the second better ones."""
-    network = NETWORKS["tight"](GaussianKernel(0.7), 2, 5, init=DataInit(x))
-    schedule, batches, seen = TightSchedule(40), x.repeat(4, 1).view(40, 12, 2), []
+@pytest.mark.parametrize(("bound", "searches"), [("tight", [10, 30]), ("paper", [1, 24])])
+def test_steps_of_landmarks_that_became_worse_are_halved_and_start_again_from_the_best(x, monkeypatch, bound, searches):
+    """Of two searches for idle landmarks, the first sees worse landmarks and the second better ones.
+
+    With the paper's bound, if the landmarks are all that is used.
+    """
+    network = NETWORKS[bound](GaussianKernel(0.7), 2, 5, init=DataInit(x))
+    schedule, batches, seen = SCHEDULES[bound](40), x.repeat(4, 1).view(40, 12, 2), []
     Learner(network, schedule, chooses_ridge=True).start(x)
-    learner, start = Learner(network, schedule, stage="learning"), network.W.detach().clone()
-    assert [update for update in range(40) if schedule.relocates_before(update)] == [10, 30]
+    learner, start = Learner(network, schedule, stage="learning", keeps_landmarks=True), network.W.detach().clone()
+    assert [update for update in range(40) if schedule.relocates_before(update)] == searches
     run, full = learner._updates.run, learner.rates(15, 12)
 
     def watched(index, count, observe):
-        if index == 10:
+        if index == searches[0]:
             seen.append((network.W.detach().clone(), learner.step_factor, learner.rates(15, 12)))
         found = run(index, count, observe)
-        if index + count == 10:
+        if index + count == searches[0]:
             spoil(network)
         return found
 

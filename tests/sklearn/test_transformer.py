@@ -93,7 +93,10 @@ def test_fit_equals_train(readout):
     x = x[canonical_order(x)]
     found = small(readout=readout, random_state=7, batch_size=16).fit(x)
     seed = int(np.random.RandomState(7).randint(2**31 - 1))
-    network = train(GaussianKernel(0.3), torch.tensor(x), 8, AdaptiveSchedule(40), batch_size=16, seed=seed)
+    network = train(
+        GaussianKernel(0.3), torch.tensor(x), 8, AdaptiveSchedule(40), batch_size=16, seed=seed,
+        keeps_landmarks=readout != "neural",
+    )  # fmt: skip
     assert np.array_equal(found.components_, network.W.detach().numpy())
     expected = LandmarkFeatures.of(network, readout, torch.tensor(x))(torch.tensor(x))
     assert_close(torch.tensor(found.transform(x)), expected, rtol=0, atol=1e-12)
@@ -832,11 +835,19 @@ def test_a_readout_is_fitted_to_random_samples_and_those_that_are_landmarks():
     x = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0))
     W = torch.cat([x[[19_999, 5, 12_000]], torch.zeros(7, 3)])
     sample = readout_sample(GaussianKernel(1.0), x, W)
-    assert len(sample) in range(5490, 5494)
+    assert len(sample) in range(5500, 5504)
     rows = {tuple(row) for row in sample.tolist()}
     assert len(rows) == len(sample)
     assert {tuple(row) for row in W[:3].tolist()} <= rows <= {tuple(row) for row in x.tolist()}
     assert torch.equal(readout_sample(GaussianKernel(1.0), x[:5500], W), x[:5500])
+
+
+def test_a_readout_of_many_landmarks_has_as_many_random_samples():
+    """Of a sample below 5,000, none would be held out, and landmarks far from it would have no features."""
+    x = torch.randn(9000, 3, generator=torch.Generator().manual_seed(0))
+    W = torch.cat([x[:400], 10 + x[:400]])
+    sample = readout_sample(GaussianKernel(2.0), x, W)
+    assert 5500 + 100 < len(sample) <= 5500 + 400
 
 
 def test_a_readout_is_fitted_to_the_longest_samples_with_their_weight_in_all():
