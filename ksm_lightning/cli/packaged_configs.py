@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ksm_lightning.cli.user_error import UserError, did_you_mean
 
+CONFIG_OPTIONS = ("--config", "-c")
 _COMPARE = "compare/"
 
 
@@ -62,9 +63,9 @@ def with_found_files(args: list[str]) -> list[str]:
         option, _, value = arg.partition("=")
         if is_value and _is_name(arg):
             arg = str(find(arg, command))
-        elif option == "--config" and _is_name(value):
+        elif option in CONFIG_OPTIONS and _is_name(value):
             arg = f"{option}={find(value, command)}"
-        is_value = arg in ("--config", "-c")
+        is_value = arg in CONFIG_OPTIONS
         found.append(arg)
     return found
 

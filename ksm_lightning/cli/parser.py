@@ -12,8 +12,9 @@ import jsonargparse
 from lightning.pytorch.cli import LightningArgumentParser
 
 from ksm_lightning.cli.front import description_of
+from ksm_lightning.cli.packaged_configs import CONFIG_OPTIONS
 from ksm_lightning.cli.run_options import options_of_run
-from ksm_lightning.cli.user_error import UserError, one_line
+from ksm_lightning.cli.user_error import UserError, did_you_mean, one_line
 from ksm_lightning.files import draft_of
 from ksm_lightning.runs.yaml_config import read_config
 
@@ -52,7 +53,8 @@ class KSMArgumentParser(LightningArgumentParser):
     def __init__(self, *, command: str | None = None, is_positional: bool = False, **options: Any) -> None:
         if command is not None:
             options |= {"usage": f"ksm {command} [OPTIONS]", "description": description_of(command)}
-        super().__init__(**{"formatter_class": _HelpFormatter, **options})
+        # An abbreviated option would be a misspelt one that is believed.
+        super().__init__(**{"formatter_class": _HelpFormatter, "allow_abbrev": False, **options})
         self.command, self.is_positional = command, is_positional
         self.commands: Commands | None = None
         self._typed = ""
@@ -106,7 +108,14 @@ class KSMArgumentParser(LightningArgumentParser):
                 "No data set is chosen: give a complete file first, such as --config half_moons, or a "
                 "datamodule, such as --data=HalfMoonsDataModule."
             ) from ex
-        raise UserError(f"{message}; see {command} --help.") from ex
+        unknown = re.match(r"unrecognized arguments: (--[\w.]+)", message)
+        hint = did_you_mean(unknown[1], self._options(), most=1).rstrip("?") if unknown else ""
+        raise UserError(f"{message}{hint}; see {command} --help.") from ex
+
+    def _options(self) -> list[str]:
+        """The options of the command that was typed."""
+        commands = self.commands.parsers if self.commands else {}
+        return re.findall(r"--[\w.]+", commands.get(self._typed.strip(), self).format_help())
 
 
 def add_config_option(parser: "KSMArgumentParser") -> None:
@@ -123,15 +132,14 @@ def config_files(args: Sequence[str]) -> list[str]:
     """The configuration files that command-line arguments name.
 
     Example:
-        >>> config_files(["fit", "--config", "a.yaml", "-c", "b.yaml", "--config=c.yaml"])
+        >>> config_files(["fit", "--config", "a.yaml", "-c=b.yaml", "--config=c.yaml"])
         ['a.yaml', 'b.yaml', 'c.yaml']
     """
     paths = []
-    for option, value in pairwise([*args, ""]):
-        if option in ("--config", "-c"):
-            paths.append(value)
-        elif option.startswith("--config="):
-            paths.append(option.partition("=")[2])
+    for arg, following in pairwise([*args, ""]):
+        option, is_joined, value = arg.partition("=")
+        if option in CONFIG_OPTIONS:
+            paths.append(value if is_joined else following)
     return paths
 
 

@@ -116,6 +116,7 @@ def test_a_file_wins_over_a_configuration_of_the_package():
         "fit", "--config", "half_moons", "-c", "mnist.yaml", "--config=mine: {a: 1}"
     ]  # fmt: skip
     found = find("mnist")
+    assert with_found_files(["fit", "-c", "mnist", "-c=mnist"]) == ["fit", "-c", str(found), f"-c={found}"]
     assert (found.name, found.is_absolute()) == ("mnist.yaml", True)
     for given in ("digits", "digits.yaml", "configs/digits.yaml"):
         assert find(given) == found.with_name("digits.yaml")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
     ("options", "message"),
     [
         (["--model.kernel_params={sigma: -1}"], "`sigma` must be positive and finite, got -1.0"),
-        (["--model.kernel_params={width: 1}"], "cannot be made from {'width': 1.0, 'sigma': 1.0}"),
+        (["--model.kernel_params={width: 1}"], "it has no parameter 'width'. Its parameters, which are set in"),
         (["--model.kernel=mine"], "No kernel is registered as 'mine'"),
         (["--model.ridge=0"], "`ridge` must be positive and finite, got 0.0"),
         (["--model.num_neurons=0"], "`num_neurons` must be at least 1, got 0"),
@@ -26,6 +26,8 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
         (["--model.phases=[]"], "at least one phase"),
         (["--model.in_features=3"], "The data has 2 features, but the model has in_features=3"),
         (["--model.neurons=3"], "--model.neurons"),
+        (["--model.num_neuron=3"], "--model.num_neuron=3, did you mean --model.num_neurons; see ksm fit --help."),
+        (["--conf=half_moons"], "--conf=half_moons, did you mean --config; see"),
         (["--model.phases=mnist"], "model.phases: Expected list; Expected one of 'paper_half_moons', 'paper_mnist'"),
         (["--model.num_neurons=few"], "model.num_neurons: Expected int. Got value: few; see ksm fit --help."),
         (["--data.noises=1"], "data: Option 'noises' is not accepted; see ksm fit --help."),
