@@ -53,8 +53,8 @@ def make_kernel(name: str, **params: Any) -> Kernel:
         unknown = [param for param in params if param not in known]
         problem = f"it has no parameter {unknown[0]!r}" if unknown and "kwargs" not in known else str(error)
         raise ValueError(
-            f"Kernel {name!r} cannot be made from {params or 'no parameters'}: {problem}. Its parameters, which are set "
-            f"in `kernel_params`, are: {', '.join(known) or 'none'}."
+            f"Kernel {name!r} cannot be made from {params or 'no parameters'}: {problem}. Its parameters, which are "
+            f"set in `kernel_params`, are: {', '.join(known) or 'none'}."
         ) from error
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
     ("options", "message"),
     [
         (["--model.kernel_params={sigma: -1}"], "`sigma` must be positive and finite, got -1.0"),
-        (["--model.kernel_params={width: 1}"], "it has no parameter 'width'. Its parameters, which are set in"),
+        (["--model.kernel_params={width: 1}"], "it has no parameter 'width'. Its parameters, which are"),
         (["--model.kernel=mine"], "No kernel is registered as 'mine'"),
         (["--model.ridge=0"], "`ridge` must be positive and finite, got 0.0"),
         (["--model.num_neurons=0"], "`num_neurons` must be at least 1, got 0"),
