@@ -1,5 +1,6 @@
 """Registry of kernel names for configurations and checkpoints; a name never triggers an import."""
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -50,8 +51,8 @@ def make_kernel(name: str, **params: Any) -> Kernel:
         return cls(**params)
     except TypeError as error:
         known = constructor_arguments(cls)
-        unknown = [param for param in params if param not in known]
-        problem = f"it has no parameter {unknown[0]!r}" if unknown and "kwargs" not in known else str(error)
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        problem = f"it has no parameter {unknown[1]!r}" if unknown else str(error)
         raise ValueError(
             f"Kernel {name!r} cannot be made from {params or 'no parameters'}: {problem}. Its parameters, which are "
             f"set in `kernel_params`, are: {', '.join(known) or 'none'}."

@@ -40,7 +40,8 @@ class BestWeights:
     """Keeps the weights that had the lowest error on a fixed sample.
 
     Under minibatch noise landmarks can drift away from a good solution, and the energy of a batch is too noisy to show
-    it. The learner measures the error at every search for idle landmarks and returns to the best weights at the end.
+    it. The learner measures the error at every search for idle landmarks and returns to the best weights at the end. A
+    run that follows its landmarks also returns to them meanwhile, see :meth:`~.learner.Learner.learn`.
 
     For the tight bound the error is that of the Nystroem features of W, which its responses reach. For the paper's
     bound it is the geometric mean of that error and the error of the responses with their exact L: a start at KMeans
@@ -94,6 +95,18 @@ class BestWeights:
         if self.lowest is None or error < self.lowest:
             self.best, self.lowest = now, error
         return error
+
+    def return_if_worse(self, network: KSMNetwork, tolerance: float) -> bool:
+        """Return to the best weights if the error is finite and more than ``tolerance`` times theirs; whether it was.
+
+        For runs that follow their landmarks.
+        """
+        error = self.compare(network)
+        if error is None or self.best is None or self.lowest is None or not tolerance * self.lowest < error < math.inf:
+            return False
+        self.best.restore(network)
+        self.of_landmarks = self.lowest
+        return True
 
     def _measure(self, network: KSMNetwork, weights: Snapshot) -> float:
         """The error of weights, and of their landmarks, on the first process."""

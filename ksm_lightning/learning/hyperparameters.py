@@ -39,7 +39,7 @@ class HyperParameters:
             the adaptive schedule, which does not depend on the scale of the similarity; a fiftieth of that with the
             tight bound.
         init: Start of W: ``normal`` is the paper's, ``data`` chooses data points by kernel k-means++, from which the
-            adaptive schedule moves to KMeans-like centres.
+            adaptive schedule moves to KMeans-like centres; of the tight bound, some may be rare points.
         init_scale: Standard deviation of the normal start. The paper has 1, which loses neurons on half moons.
         solver: How responses are computed in validation and prediction: ``closed_form``, or ``dynamics`` to integrate
             the recurrent network until it settles.

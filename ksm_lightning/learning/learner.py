@@ -34,8 +34,9 @@ from ksm_lightning.network.rare_points import with_heaviest
 Stage = Literal["unplaced", "unstarted", "learning"]
 """``unplaced``: W waits for data points to start from. ``unstarted``: :meth:`Learner.start` is still to be called."""
 
-# Updates between two comparisons of landmarks that a run with the paper's bound follows, at most.
-_BETWEEN_COMPARISONS = 200
+# With the paper's bound, landmarks that a run follows are compared with the best ones at least this often, and return
+# to them if their error is more than this many times as high: errors of good landmarks vary by a few percent.
+_BETWEEN_COMPARISONS, _CLEARLY_WORSE = 200, 1.1
 
 
 class Learner:
@@ -71,7 +72,6 @@ class Learner:
         self.network = network
         self.schedule = schedule
         self.rule, self._is_tight = self._make_rule(), isinstance(network, TightNetwork)
-        self._keeps_landmarks = keeps_landmarks and not self._is_tight
         self._follows_landmarks = keeps_landmarks or self._is_tight
         self.chooses_ridge = chooses_ridge
         self.stage: Stage = stage or ("unstarted" if schedule.is_natural else "learning")
@@ -176,27 +176,28 @@ class Learner:
         return len(numbers)
 
     def _cares_before(self, update: int) -> bool:
-        """Whether the landmarks are looked after before the update with this number."""
-        is_comparison = self._keeps_landmarks and update % _BETWEEN_COMPARISONS == 0 < update
-        return is_comparison or self.schedule.relocates_before(update)
+        """Whether :meth:`_care` is due before the update with this number."""
+        is_between = self._follows_landmarks and not self._is_tight and update % _BETWEEN_COMPARISONS == 0 < update
+        return is_between or self.schedule.relocates_before(update)
 
     def _care(self, sample: Callable[[int, Tensor], Tensor], update: int, batch: Tensor) -> None:
         """Keep the weights if they are the best so far, then move idle landmarks if it is time.
 
         A run that follows its landmarks returns to the best ones if they have become worse, and halves their steps:
         those of the tight bound have a fixed length, which is too long where a small error depends on the exact places
-        of landmarks, and the paper's rule trades landmarks for responses.
+        of landmarks, and the paper's rule trades landmarks for responses. Weights that are not finite are left to the
+        divergence guard.
         """
         error = self.best.error or self.best.watch(self.network, sample(0, batch))
         if not self._follows_landmarks:
             self.best.compare(self.network)
-        elif self.keep_best():
+        elif self.best.return_if_worse(self.network, 1.0 if self._is_tight else _CLEARLY_WORSE):
+            self.invalidate()
             self.step_factor /= 2
             self._updates.change_rates()
         if not self.schedule.relocates_before(update):
             return
-        now = self.best.lowest if self._follows_landmarks else self.best.of_landmarks
-        self._move_if_better(sample(update, batch), error, now, collectives=self.collectives)
+        self._move_if_better(sample(update, batch), error, self.best.of_landmarks, collectives=self.collectives)
 
     def _move_if_better(self, x: Tensor, error: LandmarkError | None, now: float | None = None, **options: Any) -> None:
         """Move idle landmarks of a sample, and undo it if their error on another sample, ``now``, does not fall."""

@@ -193,7 +193,8 @@ class AdaptiveSchedule(Schedule):
     Before some updates (2, 5, 10, 20, 30, ... and 90 % of the run, at least 20 updates apart) landmarks that explain
     nothing are moved to where the residual is largest (:mod:`ksm_lightning.learning.relocation`). Before that, the
     error of all landmarks on a fixed sample is measured, and the run ends with the best ones
-    (:mod:`ksm_lightning.learning.best`).
+    (:mod:`ksm_lightning.learning.best`). If landmarks are all that is used, it also returns to them when they get
+    worse, and halves W's steps.
 
     Proven: minimised over y, the energy is concave in L and has a closed-form maximum
     (:mod:`ksm_lightning.learning.exact`), so L has no local maxima and a run can end exactly. Natural steps vanish
@@ -274,7 +275,8 @@ class TightSchedule(AdaptiveSchedule):
     times ``sqrt(batch / 4n)`` in smaller batches, whose noise made landmarks worse in long runs. It is normalised, so
     it does not shrink near a solution: the decay of the schedule makes it converge. Steps are constant for the first
     30 % of the run and then decrease linearly, W's to 2 % and the others to 5 %. Idle landmarks are searched for up to
-    three times, at least 20 updates apart.
+    three times, at least 20 updates apart. Landmarks that are then worse than before return to the best ones, and W's
+    steps are halved.
 
     Args:
         updates: Number of updates of the run. Default: 1000. With batches of 1,024 points, 100 to 400 are enough.

@@ -22,7 +22,7 @@ from ksm_lightning.learning.units import (
 )
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
 from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus, lloyd
-from ksm_lightning.network.rare_points import with_heaviest
+from ksm_lightning.network.rare_points import with_heaviest, without_heavy_at_end
 
 # Number of batches in a block.
 _BLOCK = 50
@@ -81,15 +81,18 @@ def train(
         x: The data (samples, m), or :class:`Samples`. The network has its device and dtype.
         num_neurons: Number of neurons n.
         schedule: The schedule. With natural steps it includes the start and moves idle landmarks.
-        bound: ``paper``, or ``tight`` for a :class:`~ksm_lightning.network.TightNetwork`.
+        bound: ``paper``, or ``tight`` for a :class:`~ksm_lightning.network.TightNetwork`. From 2,000 points on, a run
+            that follows its landmarks (``tight``, or ``keeps_landmarks``) compares them on up to a tenth of the points,
+            which are not learned from.
         num_landmarks: Number of landmarks p. Default: n. Only the tight bound may have more.
         batch_size: Points per batch, drawn independently for each update. Default: 64, or 1,024 with the tight bound.
         ridge: The paper's lambda. Default: 0.001, or :func:`~ksm_lightning.learning.units.natural_ridge` with natural
             steps.
-        init: Start of W. Default: at data points, with natural steps at KMeans-like centres.
+        init: Start of W. Default: at data points, with natural steps at KMeans-like centres and, with the tight bound,
+            rare points.
         consolidate_at_end: Whether to end with the exact L for all data. Default: only with natural steps.
-        keeps_landmarks: Whether the paper's bound, too, ends with the best landmarks of the run: for readouts that
-            use nothing but W.
+        keeps_landmarks: Whether the paper's bound, too, follows the best landmarks of the run and ends with them: for
+            readouts that use nothing but W.
         seed: Seed of the start, the batches and the samples.
         progress: Called with the number of updates since the last call.
     """
@@ -153,9 +156,14 @@ def _started_learner(
     order = torch.randperm(len(x), generator=generator)
     chosen = order[: candidate_count(count, schedule.is_natural, x.shape[1])]
     candidates = x[chosen.to(x.device)]
-    held_out = chosen[len(chosen) - held_out_count(len(chosen), count) :] if schedule.is_natural else chosen[:0]
+    follows_landmarks = schedule.is_natural and (bound == "tight" or keeps_landmarks)
+    rest = len(chosen) - (held_out_count(len(chosen), count) if follows_landmarks else 0)
+    order = without_heavy_at_end(kernel, candidates, len(chosen) - rest)
+    candidates, held_out = candidates[order], chosen[order.cpu()[rest:]]
     is_learned = torch.ones(len(x), dtype=torch.bool).index_fill_(0, held_out, False)
-    init = init or start_at(candidates.cpu(), count, num_neurons, bound, schedule.is_natural, is_final)
+    # `start_at` of the tight bound splits the candidates in the same way, because their judges choose the start.
+    seen = candidates if bound == "tight" else candidates[:rest]
+    init = init or start_at(seen.cpu(), count, num_neurons, bound, schedule.is_natural, is_final)
     first_ridge = PAPER_RIDGE if ridge is None else ridge
     network = NETWORKS[bound](
         kernel, x.shape[1], num_neurons, first_ridge, init, generator=generator, num_landmarks=num_landmarks
@@ -166,7 +174,6 @@ def _started_learner(
     )
     if learner.stage == "unstarted":
         learner.start(candidates)
-    rest = len(candidates) - len(held_out)
     judges = with_heaviest(kernel, candidates[rest:], candidates[:rest]) if len(held_out) else candidates[:0]
     return Started(learner, judges, is_learned.nonzero()[:, 0])
 
@@ -192,7 +199,7 @@ def train_on_few(
     """Train with the adaptive schedule, unless there is a landmark for every different sample.
 
     Then there is nothing to learn: the landmarks are the samples, see :func:`network_at`. Without updates, landmarks
-    stay where the adaptive schedule starts, at KMeans-like centres, with the exact L (and Q) for all data. Those of a
+    stay at the start (``init`` of :func:`train`), with the exact L (and Q) for all data. Those of a
     kernel that is not differentiable are samples chosen by kernel k-means++. The arguments are those of :func:`train`.
     """
     p = num_landmarks or num_neurons

@@ -161,9 +161,12 @@ _HELD_OUT, _FEWEST_HELD_OUT = 0.1, 200
 
 
 def held_out_count(samples: int, num_landmarks: int) -> int:
-    """Number of these samples that judge landmarks and are not learned from; 0 if there are too few samples."""
+    """Number of these samples that judge landmarks and are not learned from; 0 if there are too few samples.
+
+    Copies of a sample that judges are not held out with it.
+    """
     count = min(judge_count(num_landmarks), int(_HELD_OUT * samples))
-    return count if count >= _FEWEST_HELD_OUT else 0
+    return count if count >= _FEWEST_HELD_OUT and samples - count > num_landmarks else 0
 
 
 def start_count(num_landmarks: int) -> int:

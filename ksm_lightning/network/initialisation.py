@@ -59,8 +59,9 @@ class DataInit:
     Args:
         points: Candidates (samples, m).
         iterations: Largest number of iterations of :func:`lloyd` that then move W to the means of nearby candidates, if
-            that lowers the error on a sample of them. More than 2,048 landmarks are moved by at most 8 iterations, and
-            without this comparison, which would take as long. Default: 0, W stays at data points.
+            that lowers the error on the judges, or without any on a sample of the candidates. More than 2,048 landmarks
+            are moved by at most 8 iterations, and without this comparison, which would take as long. Default: 0, W
+            stays at data points, and judges are not used.
         judges: Other points (samples, m), on which starts are compared. If there are any, a quarter and half of the
             landmarks are tried as :func:`~ksm_lightning.network.pivots.residual_pivots`: rare points that means do not
             represent. Landmarks at points must lower the error of means by 3 %. Candidates cannot judge this, because a
@@ -108,7 +109,8 @@ class DataInit:
         best = min(range(len(starts)), key=errors.__getitem__)
         if self.judges is None or not self.takes_judges or len(means[best]) == num_neurons:
             return starts[best]
-        return self._add_pivots(kernel, means[best], num_neurons, torch.cat([self.points, self.judges]))
+        final = self._add_pivots(kernel, means[best], num_neurons, torch.cat([self.points, self.judges]))
+        return final if len(final) == num_neurons else starts[best]
 
     def _add_pivots(self, kernel: Kernel, W: Tensor, count: int, points: Tensor) -> Tensor:
         """The landmarks and pivots among the points, ``count`` together; fewer if there are not so many pivots."""

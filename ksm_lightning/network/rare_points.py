@@ -1,4 +1,4 @@
-"""Readouts that were fitted to a sample, kept in bounds near points that the sample lacks."""
+"""Points that a sample lacks: limits on readouts near rare ones, and what long ones count."""
 
 import torch
 from torch import Tensor
@@ -35,6 +35,20 @@ def heaviest(kernel: Kernel, squares: Tensor) -> Tensor:
     return indices[largest > _HEAVY * squares.mean()]
 
 
+def without_heavy_at_end(kernel: Kernel, x: Tensor, count: int) -> Tensor:
+    """An order (samples,) of points in random order (samples, m) in which none of the last ``count`` is heavy.
+
+    For points that are held out at the end: a heavy one must be learned. The others keep their places.
+    """
+    order, start = torch.arange(len(x), device=x.device), len(x) - count
+    is_heavy = torch.zeros_like(order, dtype=torch.bool).index_fill_(0, heaviest(kernel, kernel.diag(x)), True)
+    late, light = is_heavy[start:].nonzero()[:, 0] + start, (~is_heavy[:start]).nonzero()[:, 0]
+    late = late[: len(light)]
+    early = light[len(light) - len(late) :]
+    order[early], order[late] = late, early
+    return order
+
+
 def add_heavy(kernel: Kernel, sample: Tensor, heavy: Tensor, count: int) -> Tensor:
     """A sample (samples, m) of ``count`` points, and the heavy ones of these, scaled to count as much as in all."""
     if kernel.degree is None or len(heavy) == 0:
@@ -45,6 +59,8 @@ def add_heavy(kernel: Kernel, sample: Tensor, heavy: Tensor, count: int) -> Tens
 @torch.no_grad()
 def with_heaviest(kernel: Kernel, sample: Tensor, others: Tensor) -> Tensor:
     """A sample (samples, m) and the :func:`heaviest` of the other points, scaled to count as much as in all of them.
+
+    The sample should have none itself, see :func:`without_heavy_at_end`.
 
     Example:
         >>> from ksm_lightning.kernels import LinearKernel

@@ -16,7 +16,9 @@ from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate
 from ksm_lightning.learning.batch_choice import BATCH_SIZES, Measured, choose_batch_size
 from ksm_lightning.learning.learner import Stage
 from ksm_lightning.learning.training import start_at
+from ksm_lightning.learning.units import held_out_count
 from ksm_lightning.network import Initialiser, KSMNetwork, NormalInit
+from ksm_lightning.network.rare_points import without_heavy_at_end
 from ksm_lightning.runs.processes import on_first_process
 from ksm_lightning.runs.run_state import StoppableModule
 
@@ -88,6 +90,9 @@ class StartingModule(StoppableModule):
             if starts_at_data or is_natural:
                 count = candidate_count(self.hparams["num_landmarks"], is_natural, data.in_features)
                 candidates = data.random_points(count, generator)
+                if hyper.bound == "tight":
+                    last = held_out_count(len(candidates), self.hparams["num_landmarks"])
+                    candidates = candidates[without_heavy_at_end(hyper.make_kernel(), candidates, last)]
             if is_unplaced and starts_at_data and candidates is not None:
                 p, n = self.hparams["num_landmarks"], self.hparams["num_neurons"]
                 build(start_at(candidates, p, n, hyper.bound, is_natural))

@@ -153,5 +153,5 @@ def readout_sample(kernel: Kernel, x: Tensor | Samples, W: Tensor) -> Tensor:
         chosen.append(start + points_at(W, block))
         squares.append(kernel.diag(block))
         start += len(block)
-    sample = x[torch.unique(torch.cat(chosen))]
-    return add_heavy(kernel, sample, x[heaviest(kernel, torch.cat(squares))], len(x))
+    heavy, together = heaviest(kernel, torch.cat(squares)), torch.unique(torch.cat(chosen))
+    return add_heavy(kernel, x[together[~torch.isin(together, heavy)]], x[heavy], len(x))

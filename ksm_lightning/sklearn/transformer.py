@@ -73,9 +73,9 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         bound: ``tight`` learns the landmarks of the features with the lowest error. ``paper`` is the paper's network,
             whose ``neural`` features are sparse and tuned to templates; those of ``tight`` are determined up to a
             rotation only.
-        readout: ``least_squares`` has the lowest kernel error (and falls back to ``nystroem`` if held-out samples
-            disagree); ``nystroem`` depends on the landmarks alone, if there are as many as features; ``neural`` is the
-            network's own representation.
+        readout: ``least_squares`` has the lowest kernel error (and falls back to ``nystroem`` if that is better by 10 %
+            on samples held out from 5,000 or more); ``nystroem`` depends on the landmarks alone, if there are as many
+            as features; ``neural`` is the network's own representation.
         updates: Number of updates in ``fit``. Default: 39 to 200 with the tight bound, depending on the number of
             landmarks, or none with fewer than 12 samples per component or more than 512 landmarks: there, landmarks
             stay at the start (KMeans-like centres and rare points), whose features are as good for new samples. With

@@ -155,6 +155,19 @@ def test_a_long_run_that_keeps_landmarks_compares_them_between_searches(x, monke
     assert compare.call_count == len(expected) + keeps  # and at the start, if landmarks are followed
 
 
+def test_weights_that_are_not_finite_are_left_to_the_divergence_guard(x, monkeypatch):
+    network = NETWORKS["tight"](GaussianKernel(0.7), 2, 5, init=DataInit(x))
+    Learner(network, TightSchedule(40), chooses_ridge=True).start(x)
+    learner, batches = Learner(network, TightSchedule(40), stage="learning"), x.repeat(4, 1).view(40, 12, 2)
+    monkeypatch.setattr(learner, "move_idle_landmarks", lambda *_, **__: 0)
+    learner.learn(batches[:9], sample=lambda update, batch: x)
+    with torch.no_grad():
+        network.W[0] = torch.nan
+    learner.learn(batches[9:12], 9, sample=lambda update, batch: x)  # a search is before update 10
+    assert "W" in learner.not_finite()
+    assert learner.step_factor == 1
+
+
 def test_state_survives_a_checkpoint_and_waits_for_a_sample(network, x, tmp_path):
     best = BestWeights()
     best.watch(network, x)

@@ -7,12 +7,14 @@ from torch.testing import assert_close
 from ksm_lightning.data import HalfMoonsDataModule
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import GaussianKernel, PowerCosineKernel
-from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, PhaseSchedule, TightSchedule, train
+from ksm_lightning.learning import AdaptiveSchedule, Learner, Phase, PhaseSchedule, TightSchedule, train, training
 from ksm_lightning.learning.exact import solve_inner
 from ksm_lightning.learning.schedule import make_schedule
 from ksm_lightning.learning.training import start_at, train_on_few
 from ksm_lightning.learning.units import held_out_count, tight_updates, worthwhile_updates
+from ksm_lightning.network import DataInit
 from ksm_lightning.network.initialisation import lloyd
+from ksm_lightning.network.landmark_error import LandmarkError
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +159,12 @@ def test_an_impossible_ridge_is_refused(moons, ridge):
 
 @pytest.mark.parametrize("bound", ["paper", "tight"])
 def test_points_that_judge_landmarks_are_not_learned_from(bound, monkeypatch):
-    x, learned, judged, learn = torch.randn(3000, 2), [], [], Learner.learn
+    """Neither at the start nor in updates."""
+    x, learned, judged, learn, start = torch.randn(3000, 2), [], [], Learner.learn, DataInit.__call__
+
+    def started(init, *args):
+        learned.extend(init.points.tolist())
+        return start(init, *args)
 
     def watched(learner, batches, *args, sample, **options):
         learned.extend(batches.flatten(0, 1).tolist())
@@ -166,11 +173,38 @@ def test_points_that_judge_landmarks_are_not_learned_from(bound, monkeypatch):
         return learn(learner, batches, *args, sample=sample, **options)
 
     monkeypatch.setattr(Learner, "learn", watched)
-    train(GaussianKernel(1.0), x, 8, make_schedule(None, 60, bound), bound=bound, batch_size=100)
+    monkeypatch.setattr(DataInit, "__call__", started)
+    train(GaussianKernel(1.0), x, 8, make_schedule(None, 60, bound), bound=bound, batch_size=100, keeps_landmarks=True)
     learned, judged = ({tuple(row) for row in rows} for rows in (learned, judged))
     assert len(judged) == 300  # a tenth
     assert len(learned) > 2000
     assert not learned & judged
+
+
+def test_the_paper_bound_learns_from_all_points_unless_landmarks_are_kept(monkeypatch):
+    x, starts = torch.randn(3000, 2), []
+    monkeypatch.setattr(training, "start_at", lambda points, *rest: starts.append(len(points)) or DataInit(points))
+    for keeps in (False, True):
+        train(GaussianKernel(1.0), x, 8, AdaptiveSchedule(1), keeps_landmarks=keeps)
+    assert starts == [3000, 2700]
+
+
+def test_a_point_with_most_of_the_kernel_is_learned_wherever_it_is():
+    """It would be among the last candidates, which judge."""
+    kernel, order = PowerCosineKernel(3), torch.randperm(3000, generator=torch.Generator().manual_seed(0))
+    for place in (order[0], order[-1], order[-150]):
+        x = torch.randn(3000, 40, generator=torch.Generator().manual_seed(1))
+        x[place] *= 1000
+        network = train(kernel, x, 8, TightSchedule(20), bound="tight", num_landmarks=12, batch_size=100, seed=0)
+        assert LandmarkError(kernel, x)(network.W.double()) < 0.01
+
+
+def test_landmarks_without_updates_may_be_points_that_judged_them(monkeypatch):
+    x, starts, start = torch.randn(3000, 2), [], training.start_at
+    monkeypatch.setattr(training, "start_at", lambda *args: starts.append(start(*args)) or starts[-1])
+    for updates in (0, 1):
+        train_on_few(GaussianKernel(1.0), x, 8, updates, bound="tight")
+    assert [init.takes_judges for init in starts] == [True, False]
 
 
 @pytest.mark.parametrize(("samples", "landmarks", "count"), [(1999, 20, 0), (2000, 20, 200), (10**6, 20, 1000)])

@@ -184,8 +184,16 @@ def test_pivots_are_not_used_where_they_do_not_help():
     x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
     means = DataInit(x[:1500], 10)(GaussianKernel(1.0), 10, 2, torch.Generator().manual_seed(0))
     W = DataInit(x[:1500], 10, x[1500:])(GaussianKernel(1.0), 10, 2, torch.Generator().manual_seed(0))
-    error = LandmarkError(GaussianKernel(1.0), x[1500:])
-    assert error(W) <= error(means)
+    assert torch.equal(W, means)
+
+
+def test_a_start_has_all_landmarks_even_if_a_long_judge_leaves_no_other_pivots():
+    x = torch.randn(1000, 30, generator=torch.Generator().manual_seed(0))
+    x[::50] *= 8
+    judges = torch.cat([torch.randn(200, 30, generator=torch.Generator().manual_seed(1)), x[::50] + 0.1])
+    judges[-1] *= 1e4
+    init = DataInit(x, 10, judges, takes_judges=True)
+    assert init(PowerCosineKernel(3), 40, 30, torch.Generator().manual_seed(0)).shape == (40, 30)
 
 
 @pytest.mark.parametrize("takes_judges", [False, True])

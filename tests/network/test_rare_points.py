@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from ksm_lightning.kernels import GaussianKernel, LinearKernel, PowerCosineKernel
-from ksm_lightning.network.rare_points import points_at, weights_of_landmarks, with_heaviest
+from ksm_lightning.network.rare_points import points_at, weights_of_landmarks, with_heaviest, without_heavy_at_end
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -45,6 +45,17 @@ def test_heavy_points_count_in_a_sample_as_much_as_in_all():
     sample = with_heaviest(LinearKernel(), x[:1000], x[1000:])
     assert len(sample) == 1001
     assert_close(sample.mT @ sample / 1000, x.mT @ x / 4000, rtol=0.1, atol=0.1)
+
+
+def test_no_heavy_point_is_among_the_last():
+    x = torch.ones(1000, 2)
+    x[[5, 899, 950, 999]] *= 1000
+    order = without_heavy_at_end(LinearKernel(), x, 100)
+    assert sorted(order.tolist()) == list(range(1000))
+    assert (x[order[-100:]] == 1).all()
+    assert order[:897].tolist() == list(range(897))  # as few as possible change their places
+    assert without_heavy_at_end(GaussianKernel(1.0), x, 100).tolist() == list(range(1000))
+    assert without_heavy_at_end(LinearKernel(), x, 0).tolist() == list(range(1000))
 
 
 @pytest.mark.parametrize("kernel", [GaussianKernel(1.0), PowerCosineKernel(3)], ids=str)

@@ -26,8 +26,10 @@ from ksm_lightning.kernels import (
     CauchyKernel,
     GaussianKernel,
     LaplacianKernel,
+    LinearKernel,
     PowerCosineKernel,
     auto_width,
+    random_subset,
     register_kernel,
     registry,
 )
@@ -856,6 +858,16 @@ def test_a_readout_is_fitted_to_the_longest_samples_with_their_weight_in_all():
     sample = readout_sample(PowerCosineKernel(3), x, torch.zeros(1, 2))
     longest = sample[-2:].norm(dim=1).sort().values
     torch.testing.assert_close(longest, x[[3, 21_000]].norm(dim=1).sort().values / 2, rtol=1e-3, atol=0)
+
+
+def test_a_long_sample_counts_once_wherever_it_is():
+    chosen = random_subset(22_000, 5500)
+    for place in (int(chosen[0]), int(torch.arange(22_000)[~torch.isin(torch.arange(22_000), chosen)][0])):
+        x = torch.randn(22_000, 2, generator=torch.Generator().manual_seed(0))
+        x[place] *= 1000
+        sample = readout_sample(LinearKernel(), x, torch.zeros(1, 2))
+        moments = [float(rows.square().sum() / len(rows)) for rows in (sample, x)]
+        assert moments[0] == pytest.approx(moments[1], rel=0.01)
 
 
 def test_few_samples_have_fewer_landmarks_which_partial_fit_keeps():
