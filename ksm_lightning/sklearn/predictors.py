@@ -132,6 +132,8 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         transformer = KSMTransformer(**params)
         choice = transformer._check(samples.x)
         n = _COMPONENTS_OF_AN_ERROR if is_error(self.n_components) else int(self.n_components)
+        if self.n_landmarks is None and not is_error(self.n_components):
+            transformer.n_landmarks = n
         chosen = samples_of_a_choice(len(samples.x), n)
         some = samples.take(chosen)
         held_out = held_out_parts(len(chosen), None if labels is None else labels[chosen])
@@ -195,7 +197,8 @@ class KSMClassifier(ClassifierMixin, _KernelPredictor):  # type: ignore[misc]
     Args:
         n_components, kernel, sigma, degree, order, gamma, coef0, kernel_params, n_landmarks, bound, readout, updates,
             batch_size, max_components, random_state, verbose: Parameters of :class:`KSMTransformer`; ``sigma="auto"``
-            is chosen as above, and ``kernel="precomputed"`` is for the transformer only. The ``alpha`` of the
+            is chosen as above, and ``kernel="precomputed"`` is for the transformer only. Default of ``n_landmarks``:
+            ``n_components``; more lower the kernel error, but not that of the linear model. The ``alpha`` of the
             power-cosine kernel is given in ``kernel_params``: in scikit-learn it is the penalty.
         penalty: Penalty of the weights, positive. Default: ``auto``.
 
@@ -278,8 +281,9 @@ class KSMRegressor(RegressorMixin, _KernelPredictor):  # type: ignore[misc]
     """Ridge regression on the features of :class:`KSMTransformer`, with width and penalty chosen on held-out samples.
 
     It minimises ``sum_s w_s |y_s - prediction_s|^2 + penalty |coef|^2``, the loss of
-    :class:`sklearn.linear_model.Ridge` with ``alpha = penalty``. The choices are those of :class:`KSMClassifier`;
-    several outputs share the width and the penalty, and count by their coefficient of determination.
+    :class:`sklearn.linear_model.Ridge` with ``alpha = penalty``. Landmarks and choices are those of
+    :class:`KSMClassifier`; several outputs share the width and the penalty, and count by their coefficient of
+    determination.
 
     Args:
         n_components, kernel, sigma, degree, order, gamma, coef0, kernel_params, n_landmarks, bound, readout, updates,

@@ -55,6 +55,14 @@ def test_both_are_exported():
     assert ksm_lightning.KSMRegressor is KSMRegressor
 
 
+@pytest.mark.parametrize(("options", "landmarks"), [({}, 12), ({"n_landmarks": 15}, 15), ({"bound": "paper"}, 12)])
+def test_there_is_a_landmark_per_component_unless_more_are_wanted(options, landmarks):
+    model = classifier(**options).fit(*moons())
+    assert model.transformer_.components_.shape == (landmarks, 2)
+    assert model.coef_.shape == (1, 12)
+    assert model.get_params()["n_landmarks"] == options.get("n_landmarks")
+
+
 # ---------------------------------------------------------------------- references
 
 
