@@ -155,7 +155,7 @@ def test_a_stream_learns_with_a_differentiable_function_only():
 
 @pytest.mark.parametrize("kernel", [of_tensors, of_arrays])
 def test_predictors_take_functions(kernel):
-    options = {"n_components": 20, "kernel": kernel, "kernel_params": SIGMA, "random_state": 0}
+    options = {"n_components": 20, "n_landmarks": 30, "kernel": kernel, "kernel_params": SIGMA, "random_state": 0}
     assert KSMClassifier(**options).fit(X, Y).score(X, Y) > 0.98
     wave = np.sin(3 * X[:, 0])
     assert KSMRegressor(**options).fit(X, wave).score(X, wave) > 0.99
