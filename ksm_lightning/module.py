@@ -14,7 +14,7 @@ from ksm_lightning.data.datamodule import datamodule_of, training_inputs
 from ksm_lightning.data.loaders import batches_of, has_length, inputs_of
 from ksm_lightning.learning import HyperParameters
 from ksm_lightning.learning.learner import Stage
-from ksm_lightning.learning.units import choose_points, points_to_draw
+from ksm_lightning.learning.units import sample_size
 from ksm_lightning.network import KSMNetwork
 from ksm_lightning.network.readout import read_out
 from ksm_lightning.private_apis import attached_trainer, count_updates, keep_out_of_ddp
@@ -188,9 +188,8 @@ class KernelSimilarityMatching(NeuronParallelModule):
         """Points for idle landmarks: the same on every process, and the same in a resumed run."""
         data = datamodule_of(self.trainer)
         if data is not None:
-            return data.sample(update, points_to_draw(update, self.network.num_landmarks)).to(batch)
-        different: Tensor = torch.unique(self.learner.collectives.gather(batch), dim=0)
-        return choose_points(different, update, self.network.num_landmarks)
+            return data.sample(update, sample_size(self.network.num_landmarks)).to(batch)
+        return torch.unique(self.learner.collectives.gather(batch), dim=0)
 
     def _log_epoch_energy(self, is_due: bool) -> None:
         """Give callbacks the mean energy of the epoch so far: if it is due, may be monitored, or the epoch ends."""
@@ -212,10 +211,9 @@ class KernelSimilarityMatching(NeuronParallelModule):
     # ------------------------------------------------------------------ the exact end
 
     def finish(self) -> None:
-        """End the schedule: return to the best landmarks, then the exact L, if `consolidate` is set and data ends."""
+        """End the schedule with the exact L, if `consolidate` is set and data ends."""
         if self.learner.not_finite():
             return
-        self.learner.keep_best()
         if not self.hparams["consolidate"]:
             return
         if datamodule_of(self.trainer) is None and not has_length(self.trainer.train_dataloader):

@@ -15,6 +15,7 @@ from torch import Tensor
 from ksm_lightning.evaluation.clustering import kmeans
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.kernels.factorisation import robust_cholesky
+from ksm_lightning.network.pivots import pivoted_cholesky, weighted_draw
 
 # Residuals below this fraction of the largest f(x, x) are rounding errors.
 _ROUNDING = 1e-10
@@ -33,58 +34,9 @@ def kmeans_centres(kernel: Kernel, x: Tensor, count: int, generator: torch.Gener
     return kmeans(x, count, starts=1, max_iterations=100, seed=seed).centres
 
 
-def pivoted_cholesky(kernel: Kernel, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Points drawn one by one with probability proportional to their residual under the previous landmarks.
-
-    Randomly pivoted Cholesky (Chen, Epperly, Tropp and Webber, 2023): the residual of a point is
-    ``f(x,x) - |g(x)|^2``, where g is its row of the partial Cholesky factor. Each landmark adds a column to the factor.
-    Candidates are drawn in blocks and each is accepted with probability (current residual) / (residual when drawn).
-    This gives the same distribution with matrix products (Epperly, Tropp and Webber, 2024). When all residuals vanish,
-    the remaining landmarks are drawn uniformly from the other points.
-    """
-    points = x.double()
-    residual = kernel.diag(points)
-    smallest = _ROUNDING * residual.max()
-    factor = points.new_zeros(len(points), count)  # (samples, count)
-    together = max(8, min(64, count // 8))
-    chosen = torch.empty(0, dtype=torch.int64, device=x.device)
-    while len(chosen) < count:
-        done = len(chosen)
-        weights = torch.where(residual > smallest, residual, 0.0)
-        if not bool(weights.sum() > 0):
-            others = torch.ones(len(x), dtype=torch.bool).index_fill_(0, chosen.cpu(), False).nonzero()[:, 0]
-            rest = others[torch.randperm(len(others), generator=generator)[: count - done]]
-            chosen = torch.cat([chosen, rest.to(x.device)])
-            break
-        draws = torch.rand(2, together, dtype=torch.float64, generator=generator).to(x.device)
-        cumulative = weights.cumsum(0)
-        candidates = torch.searchsorted(cumulative, draws[0] * cumulative[-1], right=True).clamp_(max=len(x) - 1)
-        rows = factor[candidates, :done]
-        H = kernel(points[candidates], points[candidates]) - rows @ rows.mT
-        accepted = candidates[_accepted(H.cpu(), draws[1].cpu(), float(smallest)).to(x.device)][: count - done]
-        if len(accepted) == 0:
-            residual[candidates] = 0.0  # only rounding errors are left
-            continue
-        columns = kernel(points, points[accepted]) - factor[:, :done] @ factor[accepted, :done].mT
-        lower = robust_cholesky(columns[accepted])
-        columns = torch.linalg.solve_triangular(lower, columns.mT, upper=False).mT
-        factor[:, done : done + len(accepted)] = columns
-        residual = (residual - columns.square().sum(1)).clamp_(min=0).index_fill_(0, accepted, 0.0)
-        chosen = torch.cat([chosen, accepted])
-    return x[chosen]
-
-
-def _accepted(H: Tensor, draws: Tensor, smallest: float) -> Tensor:
-    """Indices of the candidates that are accepted in sequence, given their residual matrix ``H`` (b, b)."""
-    first = H.diagonal().clone()
-    kept = []
-    for index in range(len(H)):
-        own = float(H[index, index])
-        if own > smallest and own > float(draws[index] * first[index]):
-            kept.append(index)
-            column = H[:, index].clone()
-            H = H - torch.outer(column, column / own)
-    return torch.tensor(kept, dtype=torch.int64)
+def cholesky_pivots(kernel: Kernel, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Points drawn by :func:`~ksm_lightning.network.pivots.pivoted_cholesky`."""
+    return x[pivoted_cholesky(kernel, x, count, generator)]
 
 
 def leverage_scores(kernel: Kernel, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -106,7 +58,7 @@ def leverage_scores(kernel: Kernel, x: Tensor, count: int, generator: torch.Gene
         members = order[:size]
         scores = _ridge_leverage(kernel, x, members, picked, weights, rank)  # (size,), on the CPU
         if size == len(x):
-            return x[members[_weighted_draw(scores, count, generator)].to(x.device)]
+            return x[members[weighted_draw(scores, count, generator)].to(x.device)]
         probability = (oversampling * scores).clamp_(max=1)
         is_picked = torch.rand(size, dtype=torch.float64, generator=generator) < probability
         if not bool(is_picked.any()):
@@ -137,26 +89,15 @@ def _ridge_leverage(
     return torch.cat(scores).cpu()
 
 
-def _weighted_draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Indices (count,) drawn without replacement in proportion to the weights; weights of 0 come last, uniformly.
-
-    Takes the largest ``log(u) / w`` with u uniform (Efraimidis and Spirakis, 2006).
-    """
-    uniform = torch.rand(len(weights), dtype=torch.float64, generator=generator).clamp_(min=1e-300)
-    # A floor far below the other weights replaces 0.
-    floor = 1e-12 * weights.max().clamp(min=1e-300)
-    return (uniform.log() / weights.clamp(min=float(floor))).topk(count).indices
-
-
 def gradient_optimised(kernel: Kernel, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Landmarks that minimise the residual ``tr(F - f(x,W) f(W,W)^-1 f(W,x))`` by at most 50 iterations of L-BFGS.
 
     The residual is the sum of squared distances of the points from the span of the landmarks in the kernel's feature
     space, an objective similar to that of Fu (2014). The gradient needs ``V = f(W,W)^-1 f(W,x)`` and the kernel's
-    pullback. The start is :func:`pivoted_cholesky` on a sample of the data.
+    pullback. The start is :func:`cholesky_pivots` on a sample of the data.
     """
     sample = uniform(kernel, x, max(_POINTS_AT_LEAST, _POINTS_PER_LANDMARK * count), generator).double()
-    W = pivoted_cholesky(kernel, sample, count, generator)
+    W = cholesky_pivots(kernel, sample, count, generator)
     total = kernel.diag(sample).sum()
     if not bool(total > 0):
         return W.to(x.dtype)  # all similarities are 0
@@ -203,6 +144,6 @@ LANDMARK_SELECTORS: dict[str, LandmarkSelector] = {
     "uniform": LandmarkSelector(uniform, "uniform", "#8c8c8c", "s"),
     "kmeans": LandmarkSelector(kmeans_centres, "KMeans", "#2a9d4a", "^"),
     "leverage": LandmarkSelector(leverage_scores, "leverage scores", "#8a5cc0", "v"),
-    "cholesky": LandmarkSelector(pivoted_cholesky, "pivoted Cholesky", "#1f77b4", "D"),
+    "cholesky": LandmarkSelector(cholesky_pivots, "pivoted Cholesky", "#1f77b4", "D"),
     "gradient": LandmarkSelector(gradient_optimised, "gradient", "#17becf", "P"),
 }

@@ -9,7 +9,7 @@ from torch import Tensor
 from ksm_lightning.baselines.feature_map import FeatureMap
 from ksm_lightning.baselines.fourier import RandomFourier
 from ksm_lightning.kernels import Kernel, LinearKernel
-from ksm_lightning.learning import PaperPhases, Phase, make_schedule, tight_updates, train
+from ksm_lightning.learning import PaperPhases, Phase, make_schedule, train
 from ksm_lightning.network import NETWORKS, Bound, check_bound, functional
 from ksm_lightning.network.initialisation import NormalInit
 from ksm_lightning.network.readout import LandmarkFeatures, Readout, check_readout
@@ -68,11 +68,8 @@ class SimilarityMatching(FeatureMap):
         self.progress = progress
 
     def _fit(self, x: Tensor, generator: torch.Generator) -> None:
-        updates = self.updates
-        if updates is None and self.bound == "tight":
-            updates = tight_updates(self.num_landmarks or self.n_components)
         self.network_ = train(
-            self.kernel, x, self.n_components, make_schedule(self.phases, updates, self.bound), bound=self.bound,
+            self.kernel, x, self.n_components, make_schedule(self.phases, self.updates, self.bound), bound=self.bound,
             num_landmarks=self.num_landmarks, init=None if self.init_scale is None else NormalInit(self.init_scale),
             batch_size=self.batch_size, seed=self.seed, progress=self.progress,
         )  # fmt: skip

@@ -1,9 +1,8 @@
 """How a network learns: schedule, rules, responses, the Learner that owns them, and training without Lightning."""
 
-from ksm_lightning.learning.best import Snapshot
 from ksm_lightning.learning.collectives import Collectives, SingleProcess
 from ksm_lightning.learning.hyperparameters import HyperParameters
-from ksm_lightning.learning.learner import Learner
+from ksm_lightning.learning.learner import Learner, Snapshot
 from ksm_lightning.learning.observation import Observation
 from ksm_lightning.learning.schedule import (
     AdaptiveSchedule,
@@ -16,12 +15,29 @@ from ksm_lightning.learning.schedule import (
     make_schedule,
 )
 from ksm_lightning.learning.stream import Stream
-from ksm_lightning.learning.training import train, train_on_few
-from ksm_lightning.learning.units import candidate_count, check_range, natural_ridge, sample_size, tight_updates
+from ksm_lightning.learning.training import fit_network, train
+from ksm_lightning.learning.units import candidate_count, check_range, natural_ridge, sample_size
 
 __all__ = [
-    "AdaptiveSchedule", "Collectives", "HyperParameters", "Learner", "Observation", "PaperPhases",
-    "Phase", "PhaseSchedule", "Rates", "Schedule", "SingleProcess", "Snapshot", "Stream", "TightSchedule",
-    "candidate_count", "check_range", "make_schedule", "natural_ridge", "sample_size", "tight_updates", "train",
-    "train_on_few",
+    "AdaptiveSchedule",
+    "Collectives",
+    "HyperParameters",
+    "Learner",
+    "Observation",
+    "PaperPhases",
+    "Phase",
+    "PhaseSchedule",
+    "Rates",
+    "Schedule",
+    "SingleProcess",
+    "Snapshot",
+    "Stream",
+    "TightSchedule",
+    "candidate_count",
+    "check_range",
+    "fit_network",
+    "make_schedule",
+    "natural_ridge",
+    "sample_size",
+    "train",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """What an update needs from the other processes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -45,14 +45,6 @@ class SingleProcess:
 
     def broadcast(self, value: Tensor, source: int = 0) -> Tensor:
         return value
-
-
-def numbers_of_first(collectives: Collectives, numbers: Sequence[float]) -> list[float]:
-    """The numbers of the first process, on all processes, so that none of them decides differently by rounding."""
-    if collectives.size == 1:
-        return list(numbers)
-    found: list[float] = collectives.broadcast(torch.tensor(numbers, dtype=torch.float64)).tolist()
-    return found
 
 
 @torch.no_grad()

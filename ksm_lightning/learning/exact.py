@@ -19,8 +19,8 @@ from ksm_lightning.learning import exact_tight
 from ksm_lightning.learning.moments import SimilarityMoment, similarity_moment
 from ksm_lightning.learning.spectrum import Spectrum, leading_spectrum
 from ksm_lightning.network import KSMNetwork, TightNetwork, functional
-from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS
+from ksm_lightning.network.pivots import pivoted_cholesky
 from ksm_lightning.network.rare_points import FEATURE_LIMIT
 
 
@@ -118,12 +118,12 @@ def minimise_bound(
         x: All inputs (samples, m).
         num_neurons: Number of neurons n.
         ridge: The paper's lambda.
-        starts: Number of starts at data points chosen by kernel k-means++; the lowest bound is returned.
+        starts: Number of starts at pivots of the data; the lowest bound is returned.
         max_iterations: Largest number of iterations of each.
         generator: Source of randomness, on the CPU. Default: the global one.
     """
     x = x.double()
-    chosen = [kernel_kmeans_plus_plus(kernel, x, num_neurons, generator=generator) for _ in range(starts)]
+    chosen = [pivoted_cholesky(kernel, x, num_neurons, generator) for _ in range(starts)]
     return min((_descend(kernel, x, x[W].clone(), ridge, max_iterations) for W in chosen), key=lambda one: one.bound)
 
 

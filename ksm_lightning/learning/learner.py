@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ksm_lightning.learning.acceleration import Acceleration
-from ksm_lightning.learning.best import BestWeights, Snapshot
-from ksm_lightning.learning.collectives import Collectives, SingleProcess, numbers_of_first
+from ksm_lightning.learning.collectives import Collectives, SingleProcess
 from ksm_lightning.learning.exact import balance, consolidate
 from ksm_lightning.learning.moments import SimilarityMoment, similarity_moment
 from ksm_lightning.learning.observation import Observation
@@ -18,25 +17,31 @@ from ksm_lightning.learning.relocation import relocate
 from ksm_lightning.learning.responses import Inverse, ResponseSolver
 from ksm_lightning.learning.schedule import Rates, Schedule
 from ksm_lightning.learning.tight_rule import make_rule
-from ksm_lightning.learning.units import (
-    held_out_count,
-    judge_count,
-    natural_ridge,
-    sample_size,
-    shrinkage_for,
-    start_count,
-)
+from ksm_lightning.learning.units import natural_ridge, shrinkage_for
 from ksm_lightning.learning.updates import Updates
 from ksm_lightning.network import KSMNetwork, TightNetwork
-from ksm_lightning.network.landmark_error import MANY_LANDMARKS, LandmarkError
-from ksm_lightning.network.rare_points import with_heaviest
 
 Stage = Literal["unplaced", "unstarted", "learning"]
 """``unplaced``: W waits for data points to start from. ``unstarted``: :meth:`Learner.start` is still to be called."""
 
-# With the paper's bound, landmarks that a run follows are compared with the best ones at least this often, and return
-# to them if their error is more than this many times as high: errors of good landmarks vary by a few percent.
-_BETWEEN_COMPARISONS, _CLEARLY_WORSE = 200, 1.1
+
+class Snapshot(NamedTuple):
+    """A copy of the weights: W (p, m), the gains q (n,) or Q (n, p), and L (n, n)."""
+
+    W: Tensor
+    q: Tensor
+    L: Tensor
+
+    @classmethod
+    def of(cls, network: KSMNetwork) -> "Snapshot":
+        """A copy of a network's weights on their device."""
+        return cls(*(parameter.detach().clone() for parameter in (network.W, network.gains, network.L)))
+
+    @torch.no_grad()
+    def restore(self, network: KSMNetwork) -> None:
+        """Copy the weights back."""
+        for parameter, value in zip((network.W, network.gains, network.L), self, strict=True):
+            parameter.copy_(value)
 
 
 class Learner:
@@ -53,8 +58,6 @@ class Learner:
         inverse: How responses are computed, see :class:`~ksm_lightning.learning.responses.ResponseSolver`.
         acceleration: How steps are run, see :class:`~.acceleration.Accelerator`. Observed updates run without it.
         collectives: The other processes. Default: there are none.
-        keeps_landmarks: Whether a run follows its best landmarks even if responses get worse, for readouts that use
-            nothing but W. With the tight bound it always does; see :class:`~.best.BestWeights`.
     """
 
     def __init__(
@@ -67,27 +70,20 @@ class Learner:
         inverse: Inverse = "auto",
         acceleration: Acceleration = "auto",
         collectives: Collectives | None = None,
-        keeps_landmarks: bool = False,
     ) -> None:
         self.network = network
         self.schedule = schedule
         self.rule, self._is_tight = self._make_rule(), isinstance(network, TightNetwork)
-        self._follows_landmarks = keeps_landmarks or self._is_tight
         self.chooses_ridge = chooses_ridge
         self.stage: Stage = stage or ("unstarted" if schedule.is_natural else "learning")
         self.collectives: Collectives = collectives or SingleProcess()
-        self.best = self._make_best()
         self.rate_factor = 1.0  # all step sizes are multiplied by this, see `halve_rates`
-        self.step_factor = 1.0  # W's step sizes are multiplied by this, see `_care`
         self.responses, self._updates = self._make_updates(inverse, acceleration)
         self._base_kernel = network.kernel
         self._kernel_changes: dict[str, float] = {}
 
     def _make_rule(self) -> Any:
         return make_rule(self.network, self.schedule.is_natural)
-
-    def _make_best(self) -> BestWeights:
-        return BestWeights(self.collectives, self._follows_landmarks)
 
     def _make_updates(self, inverse: Inverse, acceleration: Acceleration) -> tuple[ResponseSolver, Updates]:
         network, responses = self.network, ResponseSolver(self.network, inverse)
@@ -99,21 +95,16 @@ class Learner:
 
     @torch.no_grad()
     def start(self, x: Tensor) -> None:
-        """Start the adaptive schedule: move idle landmarks, set the common scale of W (or q) and the exact L.
+        """Start natural steps: move idle landmarks, set the common scale of W (or q) and the exact L.
 
         Args:
-            x: A sample of the data (samples, m) without repetitions, whose last points judge the moves. Other processes
-                are not asked: the caller gives all of them the same weights.
+            x: A sample of the data (samples, m) without repetitions. Other processes are not asked: the caller gives
+                all of them the same weights.
         """
         network, p = self.network, self.network.num_landmarks
         if self.chooses_ridge:
             network.ridge = natural_ridge(network.kernel, x, network.num_neurons, network.bound)
-        # Judging it takes n^3 operations: of many landmarks, few are moved without.
-        held_out = held_out_count(len(x), p)
-        judges = with_heaviest(network.kernel, x[-held_out:], x[:-held_out]) if held_out else x[-judge_count(p) :]
-        judge = LandmarkError(network.kernel, judges) if p <= MANY_LANDMARKS else None
-        self._move_if_better(x[: sample_size(p)], judge, most=p if judge else MANY_LANDMARKS // 4)
-        x = x[: start_count(p)]
+        self._relocate(x, most=p)
         self.balance(x, shrinkage_for(p, len(x)))
         self.stage = "learning"
 
@@ -141,9 +132,6 @@ class Learner:
                 update, or after those that run together.
             should_stop: Called after each update, or after those that run together.
         """
-        is_first = first_update == 0 and self._follows_landmarks
-        if sample is not None and len(batches) and (self.best.is_waiting or is_first):
-            self.best.begin(self.network, sample(0, batches[0]))
         self.set_kernel_for(first_update)
         numbers = range(first_update, first_update + every * len(batches), every)
         with self._updates.block(batches, numbers):
@@ -151,8 +139,8 @@ class Learner:
             while index < len(batches):
                 update = numbers[index]
                 self.set_kernel_for(update)
-                if sample is not None and self._cares_before(update):
-                    self._care(sample, update, batches[index])
+                if sample is not None and self.schedule.relocates_before(update):
+                    self.move_idle_landmarks(sample(update, batches[index]))
                 together = numbers[index : index + self._updates.most_at_once]
                 count = self._undisturbed(together, None if self._updates.is_native else observe, sample is not None)
                 for observed in self._updates.run(index, count, observe):
@@ -171,60 +159,21 @@ class Learner:
         if observe is not None or moves or schedule.phase_ends:  # the kernel may change at the end of a phase
             for count, update in enumerate(numbers[1:], start=1):
                 is_observed = observe is not None and observe(update)
-                if is_observed or update in schedule.phase_ends or (moves and self._cares_before(update)):
+                if is_observed or update in schedule.phase_ends or (moves and schedule.relocates_before(update)):
                     return count
         return len(numbers)
 
-    def _cares_before(self, update: int) -> bool:
-        """Whether :meth:`_care` is due before the update with this number."""
-        is_between = self._follows_landmarks and not self._is_tight and update % _BETWEEN_COMPARISONS == 0 < update
-        return is_between or self.schedule.relocates_before(update)
-
-    def _care(self, sample: Callable[[int, Tensor], Tensor], update: int, batch: Tensor) -> None:
-        """Keep the weights if they are the best so far, then move idle landmarks if it is time.
-
-        A run that follows its landmarks returns to the best ones if they have become worse, and halves their steps:
-        those of the tight bound have a fixed length, which is too long where a small error depends on the exact places
-        of landmarks, and the paper's rule trades landmarks for responses. Weights that are not finite are left to the
-        divergence guard.
-        """
-        error = self.best.error or self.best.watch(self.network, sample(0, batch))
-        if not self._follows_landmarks:
-            self.best.compare(self.network)
-        elif self.best.return_if_worse(self.network, 1.0 if self._is_tight else _CLEARLY_WORSE):
-            self.invalidate()
-            self.step_factor /= 2
-            self._updates.change_rates()
-        if not self.schedule.relocates_before(update):
-            return
-        self._move_if_better(sample(update, batch), error, self.best.of_landmarks, collectives=self.collectives)
-
-    def _move_if_better(self, x: Tensor, error: LandmarkError | None, now: float | None = None, **options: Any) -> None:
-        """Move idle landmarks of a sample, and undo it if their error on another sample, ``now``, does not fall."""
-        before, state, n = self.snapshot(), self.rule.state_dict(), self.network.num_neurons
-        if not self.move_idle_landmarks(x, **options) or not error:
-            return
-        errors = [error(self.network.W, n), now or error(before.W, n)]
-        after, now = numbers_of_first(options.get("collectives") or SingleProcess(), errors)
-        if after >= now:
-            before.restore(self.network)
-            self.responses.invalidate()
-            self.rule.load_state_dict(state)
-
     def move_idle_landmarks(self, x: Tensor, **options: Any) -> int:
         """Move landmarks that explain nothing of a sample (samples, m), see :func:`~.relocation.relocate`."""
-        moved = relocate(self.network, x, **options)
+        moved = self._relocate(x, **options)
         if moved and self._is_tight:
             self.balance(x, shrinkage_for(self.network.num_landmarks, len(x)))
         elif moved:
             self.invalidate()
         return moved
 
-    def keep_best(self) -> bool:
-        """Return to the weights with the best landmarks of the run, if later updates made them worse."""
-        if has_returned := self.best.restore(self.network):
-            self.invalidate()
-        return has_returned
+    def _relocate(self, x: Tensor, **options: Any) -> int:
+        return relocate(self.network, x, collectives=self.collectives, **options)
 
     @torch.no_grad()
     def finish(self, blocks: Iterable[Tensor]) -> float:
@@ -256,8 +205,8 @@ class Learner:
         self.rule.reset()
 
     def restart(self) -> None:
-        """Forget an earlier run on perhaps other data: its best weights, failures and halved rates."""
-        self.best, self.rate_factor, self.step_factor = self._make_best(), 1.0, 1.0
+        """Forget an earlier run on perhaps other data: its failures and halved rates."""
+        self.rate_factor = 1.0
         self.invalidate()
         self.responses.reset()
 
@@ -268,7 +217,6 @@ class Learner:
     def _rates(self, updates: range, samples: int) -> np.ndarray:
         """Step sizes (updates, 3) of W, q and L for batches of this size, over all processes."""
         table = self.rate_factor * self.schedule.table(updates, self.network.num_neurons, samples)
-        table[:, 0] *= self.step_factor
         if self.network.kernel.is_homogeneous and not self._is_tight:
             table[:, 1] = 0.0
         return table
@@ -312,18 +260,14 @@ class Learner:
         """What a checkpoint contains in addition to the weights and the update count."""
         return {
             "rate_factor": self.rate_factor,
-            "step_factor": self.step_factor,
             "inverse": self.responses.state_dict(),
             "rule": self.rule.state_dict(),
-            "best": self.best.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`; the weights are loaded separately."""
         self.drop_recordings()  # they contain the ridge
         self.rate_factor = float(state["rate_factor"])
-        self.step_factor = float(state.get("step_factor", 1.0))  # not in older checkpoints
         self.responses.load_state_dict(state["inverse"])
         self.rule.load_state_dict(state["rule"])
-        self.best.load_state_dict(state["best"])
         self.stage = "learning"

@@ -1,7 +1,6 @@
 """Landmarks that explain nothing: how they are found, and where they should be instead."""
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,18 +8,17 @@ from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.learning.collectives import Collectives
-from ksm_lightning.learning.neighbours import Group, groups_of_neighbours
 from ksm_lightning.network import KSMNetwork, TightNetwork
+from ksm_lightning.network.landmark_error import MANY_LANDMARKS
+from ksm_lightning.network.pivots import residuals, weighted_draw
 
-# A landmark moves if the new position explains this many times more than the old one, plus this fraction of a neuron's
-# fair share of the whole. Both keep landmarks of equal worth from swapping positions forever.
-_ADVANTAGE, _WORTHWHILE = 1.2, 0.01
+# A landmark moves if the new position explains more than the old one by this many times the landmarks per point, plus
+# this fraction of a neuron's fair share of the whole. Both keep landmarks of equal worth from swapping positions.
+_ADVANTAGE, _WORTHWHILE = 10, 0.01
 # Added to the diagonal, relative to f(w, w), so that landmarks closer than rounding can be told apart.
 _JITTER = 1e-9
-# Largest number of candidates for a new position. It bounds the memory of the residual.
-_CANDIDATES = 4096
-# Largest number of landmarks that are searched together.
-_TOGETHER = 2048
+# Number of points that landmarks are compared on and move to, or twice as many as landmarks.
+_SEARCHED = 2048
 # Rows of the residual that are computed at once.
 _BLOCK = 512
 # Rank-one corrections that are kept apart before they are added to the matrices. A move makes two.
@@ -38,7 +36,7 @@ class Move(NamedTuple):
 
 
 @torch.no_grad()
-def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantage: float = _ADVANTAGE) -> list[Move]:
+def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Move]:
     """Landmarks that would explain the points better elsewhere, worst first, with the point to move to.
 
     The residual of a set of landmarks is ``R = F - f(x,W) f(W,W)^-1 f(W,x)``. Removing landmark i adds
@@ -47,27 +45,23 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
     a neuron far from all data, for one of length 0, and for one of two at the same position. Each move is followed by
     rank-one corrections, so that the next one takes it into account.
 
-    At most 4,096 of the points, evenly spaced, are candidates for a new position. All points count in losses and
-    gains. The memory is that of float64 matrices (n, n) and (n + candidates, samples).
-
-    More than 2,048 landmarks are searched in groups of neighbours (:func:`~.neighbours.groups_of_neighbours`), each
-    with the points near it: a landmark then moves within its group, and time and memory per landmark do not grow with
-    their number.
+    Of many points, 2,048 are drawn in proportion to their residual, or two per landmark: among them are the rare ones,
+    and the sum over them weights points by their residual, as the kernel error does. More than 2,048 landmarks are not
+    searched, because the matrices (n, n) and (n + samples, samples) would take too long.
 
     Args:
         kernel: The similarity.
         points: A sample of the data (samples, m) without repetitions, ideally several times as many as landmarks.
         W: Landmarks (n, m).
         most: Largest number of moves.
-        advantage: How many times more a landmark must explain at the new position.
     """
     moves: list[Move] = []
-    if not (W.isfinite().all() and points.isfinite().all() and len(points)):
-        return moves  # the divergence guard reports it
-    if len(W) > _TOGETHER:
-        groups = groups_of_neighbours(kernel, W, points, _TOGETHER)
-        return find_moves_in(groups, kernel, points, W, most, advantage=advantage)
-    order = _candidates_first(len(points)).to(points.device)
+    if len(W) > MANY_LANDMARKS or not (W.isfinite().all() and points.isfinite().all() and len(points)):
+        return moves  # the divergence guard reports what is not finite
+    count = max(_SEARCHED, 2 * len(W))
+    order = torch.arange(len(points), device=points.device)
+    if len(points) > count:
+        order = weighted_draw(residuals(kernel, points, W), count, torch.Generator().manual_seed(0))
     points, W = points[order].double(), W.double()
     K = kernel(W, W)
     if not K.isfinite().all():
@@ -78,6 +72,7 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
     K.diagonal().add_(_JITTER)
     total = kernel.diag(points).sum()
     worthwhile = _WORTHWHILE * float(total) / len(W)
+    advantage = 1 + _ADVANTAGE * len(W) / len(points)  # the largest of many gains is partly chance
     smallest = 1e-9 * float(total) / len(points)
     state = _Exchange(kernel, points, K, kernel(points, W) * unit, smallest=smallest, worthwhile=worthwhile)
     while len(moves) < most:
@@ -88,27 +83,6 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantag
         state.add_landmark(i, c)
         moves.append(Move(i, int(order[c])))
     return moves
-
-
-def find_moves_in(
-    groups: Sequence[Group], kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantage: float = _ADVANTAGE
-) -> list[Move]:
-    """:func:`find_moves` within groups of landmarks, each with its share of the moves."""
-    moves: list[Move] = []
-    for neurons, near in groups:
-        share = -(-most * len(neurons) // len(W))
-        found = find_moves(kernel, points[near], W[neurons], share, advantage=advantage)
-        moves += [Move(int(neurons[i]), int(near[c])) for i, c in found]
-    return moves
-
-
-def _candidates_first(samples: int) -> Tensor:
-    """A permutation (samples,) that begins with the candidates, evenly spaced."""
-    if samples <= _CANDIDATES:
-        return torch.arange(samples)
-    candidates = torch.arange(_CANDIDATES) * samples // _CANDIDATES
-    is_other = torch.ones(samples, dtype=torch.bool).index_fill_(0, candidates, False)
-    return torch.cat([candidates, is_other.nonzero()[:, 0]])
 
 
 def _solve(K: Tensor, drive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,12 +106,12 @@ class _Exchange:
 
     The symmetric matrix ``M = [[P, V], [V^T, -R]]`` changes by ``-z z^T / z_i`` when landmark i is removed, where z is
     its column i, and by ``y y^T / R_cc`` when candidate c is added, where y is minus the column of c with a 1 at row i.
-    Only P and ``T = [V; -R]`` (n + candidates, samples) are stored, and the last changes as ``a z z^T`` beside them.
+    Only P and ``T = [V; -R]`` (n + samples, samples) are stored, and the last changes as ``a z z^T`` beside them.
     The sums of squares g over the rows of T are the scores. They change by ``2 a z * (T z) + a^2 z^2 |z|^2``.
 
     Args:
         kernel: The similarity.
-        points: The sample (samples, m); the first 4,096 are candidates.
+        points: The sample (samples, m), whose points are the candidates.
         K: Similarities f(W, W) (n, n).
         drive: Similarities f(x, W) (samples, n).
         smallest: Values of R_xx below this are rounding errors.
@@ -148,21 +122,19 @@ class _Exchange:
         self, kernel: Kernel, points: Tensor, K: Tensor, drive: Tensor, *, smallest: float, worthwhile: float
     ) -> None:
         samples, n = drive.shape
-        candidates = min(samples, _CANDIDATES)
-        self.n, self.candidates = n, candidates
+        self.n = n
         self.smallest, self.worthwhile = smallest, worthwhile
-        self.T = drive.new_empty(n + candidates, samples)
+        self.T = drive.new_empty(n + samples, samples)
         self.P, self.T[:n], B = _solve(K, drive)
         R = self.T[n:]  # with a minus sign
-        for start in range(0, candidates, _BLOCK):
-            rows, stop = slice(start, min(start + _BLOCK, candidates)), start + _BLOCK
+        for start in range(0, samples, _BLOCK):
+            rows, stop = slice(start, min(start + _BLOCK, samples)), start + _BLOCK
             F = kernel(points[rows], points[start:])
             torch.addmm(F, B[:, rows].mT, B[:, start:], beta=-1, out=R[rows, start:])
-            R[stop:, rows] = R[rows, stop:candidates].mT
-        self.own = kernel.diag(points) - B.square().sum(0)  # R_xx (samples,)
-        self.own[:candidates] = -R.diagonal()
+            R[stop:, rows] = R[rows, stop:].mT
+        self.own = -R.diagonal()  # R_xx (samples,)
         self.own_P = self.P.diagonal().clone()
-        self.Z, self.X = drive.new_empty(_PENDING, n + candidates), drive.new_empty(_PENDING, samples)
+        self.Z, self.X = drive.new_empty(_PENDING, n + samples), drive.new_empty(_PENDING, samples)
         self.a = drive.new_empty(_PENDING)
         self.pending = 0
         self._score()
@@ -178,15 +150,15 @@ class _Exchange:
         if not bool(p[i] > 0):
             return i, math.inf  # rounding errors have made P indefinite, and no landmark can be judged
         loss = float(v.square().sum() / p[i])
-        self._change(torch.cat([p, v[: self.candidates]]), v, -1 / p[i])
+        self._change(torch.cat([p, v]), v, -1 / p[i])
         return i, loss
 
     def best_candidate(self) -> tuple[int, float]:
         """The candidate with the largest gain, and the gain."""
-        own = self.own[: self.candidates]
+        own = self.own
         length = own.clamp(min=self.smallest)
         # A point cannot explain more than is left. Where everything is explained, R is a ratio of rounding errors.
-        left = float(self.own.clamp(min=0).sum())
+        left = float(own.clamp(min=0).sum())
         while True:
             gains = ((self.g[self.n :] - own.square()) / length).clamp_(max=left)
             c = int(gains.argmax())
@@ -206,7 +178,7 @@ class _Exchange:
         r = -self._row(self.n + c)
         new = -self._column_of_V(c)
         new[i] = 1
-        self._change(torch.cat([new, r[: self.candidates]]), r, 1 / r[c])
+        self._change(torch.cat([new, r]), r, 1 / r[c])
 
     def _change(self, z: Tensor, x: Tensor, a: Tensor) -> None:
         """Add ``a z x^T`` to T and the same change to P, where x (samples,) continues the rows of z of the points."""
@@ -246,7 +218,6 @@ def relocate(
     x: Tensor,
     most: int | None = None,
     *,
-    advantage: float = _ADVANTAGE,
     collectives: Collectives | None = None,
 ) -> int:
     """Move landmarks that explain nothing to where the residual is largest; returns how many moved.
@@ -258,11 +229,10 @@ def relocate(
         network: The network, changed in place.
         x: A sample of the data (samples, m) without repetitions.
         most: Largest number of landmarks to move. Default: a quarter of them.
-        advantage: How many times more a landmark must explain at the new position.
         collectives: The processes that train together, of which the first searches for all. Default: there is one.
     """
     kernel, W = network.kernel, network.W
-    neurons, points = choose_moves(kernel, x, W, most, advantage=advantage, collectives=collectives)
+    neurons, points = choose_moves(kernel, x, W, most, collectives=collectives)
     if not len(neurons):
         return 0
     positions = x[points].to(W)
@@ -280,7 +250,6 @@ def choose_moves(
     W: Tensor,
     most: int | None = None,
     *,
-    advantage: float = _ADVANTAGE,
     collectives: Collectives | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Indices (moved,) of landmarks that should move, and of their new points, as the first process has chosen them.
@@ -291,7 +260,7 @@ def choose_moves(
     most = max(1, n // 4) if most is None else most
     moves = {}
     if collectives is None or collectives.is_first:
-        moves = dict(find_moves(kernel, x, W, most, advantage=advantage))  # the last move of each neuron
+        moves = dict(find_moves(kernel, x, W, most))  # the last move of each neuron
     if collectives is not None and collectives.size > 1:
         moves = _of_first(moves, n, collectives)
     neurons, points = (torch.tensor(list(each), dtype=torch.int64) for each in (moves, moves.values()))

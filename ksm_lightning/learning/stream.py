@@ -8,28 +8,23 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.learning.best import Snapshot
 from ksm_lightning.learning.exact import balance, limit_responses
 from ksm_lightning.learning.learner import Learner
 from ksm_lightning.learning.reservoir import Reservoir
 from ksm_lightning.learning.stream_schedule import StreamSchedule, TightStreamSchedule, lifetime
-from ksm_lightning.learning.training import network_at, train_on_few
-from ksm_lightning.learning.units import check_range, sample_size, shrinkage_for
+from ksm_lightning.learning.training import fit_network, network_at
+from ksm_lightning.learning.units import check_range, descent_iterations, sample_size, shrinkage_for
 from ksm_lightning.network import Bound, KSMNetwork
-from ksm_lightning.network.landmark_error import LandmarkError
 from ksm_lightning.network.rare_points import limit_readout, with_landmarks
 from ksm_lightning.network.readout import LandmarkFeatures, readout_matrix
 
-# Number of updates on the remembered samples when the network is restarted.
-_REHEARSAL, _TIGHT_REHEARSAL = 200, 30
+# Number of updates of the paper's bound on the remembered samples when the network is restarted.
+_REHEARSAL = 200
 # Fewest samples of an update with the tight bound.
 _COLLECTED = 256
 # Landmarks, scale and L are revised whenever the stream has grown by this factor. This is often enough to learn classes
 # that appear late, and to keep those that have disappeared.
 _GROWTH = 1.2
-# How many times more a landmark must explain elsewhere to be moved. A moved landmark needs many updates to find its
-# gain, and in a stream the moves never stop.
-_ADVANTAGE = 3.0
 # A network from `fit` is restarted, too, when its samples have doubled, up to this number of samples per neuron.
 _FEW = 4
 
@@ -103,7 +98,6 @@ class Stream:
         self._restarts_until = self.reservoir.capacity  # samples
         self._placed: dict[bytes, Tensor] = {}  # different samples, while there are no more than landmarks
         self._trained: KSMNetwork | None = None  # a network that learning will continue with
-        self._known: Snapshot | None = None  # weights of the last revision, with the tight bound
         self._learner: Learner | None = None
 
     @classmethod
@@ -148,8 +142,6 @@ class Stream:
         No response exceeds ``|y|^2 = 2 f(x, x)``, also to a point that the remembered samples do not show.
         """
         network = copy.deepcopy(self.network)
-        if (better := self._better_than(network.W)) is not None:
-            better.restore(network)
         balance(network, self.reservoir.rows)
         limit_responses(network)
         return network
@@ -261,32 +253,19 @@ class Stream:
         if self._placed and self.seen > self.reservoir.capacity:  # it may have lost rare ones
             rows = torch.cat([rows, torch.stack(list(self._placed.values())).to(like)])
         self._placed = {}
-        updates = _REHEARSAL if self.bound == "paper" else _TIGHT_REHEARSAL
+        updates = _REHEARSAL if self.bound == "paper" else descent_iterations(self.num_landmarks)
         self._collected = []
         self._continue_with(
-            train_on_few(
+            fit_network(
                 self.kernel, rows, self.num_neurons, updates, bound=self.bound, num_landmarks=self.num_landmarks,
-                batch_size=batch_size if self.bound == "paper" else len(rows), seed=seed,
+                batch_size=batch_size, seed=seed,
             )
         )  # fmt: skip
 
     def _revise(self, learner: Learner) -> None:
-        if (better := self._better_than(learner.network.W)) is not None:
-            learner.restore(better)
         known = torch.unique(self.reservoir.rows, dim=0).to(learner.network.W)
-        learner.move_idle_landmarks(known, advantage=_ADVANTAGE)
+        learner.move_idle_landmarks(known)
         self._rebalance(learner)
-
-    def _better_than(self, W: Tensor) -> Snapshot | None:
-        """The weights of the last revision, if their landmarks have a lower error on the remembered samples than W.
-
-        Steps of the tight bound have a length of their own, which does not shrink where there is nothing to improve.
-        """
-        known = self._known
-        if known is None or torch.equal(W, known.W):
-            return None
-        error = LandmarkError(self.kernel, self.reservoir.rows)
-        return known if error(W, self.num_neurons) > error(known.W, self.num_neurons) else None
 
     def _continue_trained(self) -> None:
         """Continue with the network of :meth:`after`, which is copied when it is needed: its L takes long."""
@@ -305,7 +284,6 @@ class Stream:
         """Recompute scale and L for the remembered samples, with shrinkage for directions that they do not show."""
         rows = self.reservoir.rows
         learner.balance(rows, shrinkage_for(self.num_landmarks, len(rows)))
-        self._known = learner.snapshot() if self.bound == "tight" else None
 
     def _stage(self, seen: int) -> int:
         """How often a stream of this number of samples has grown by the factor at which it is revised.

@@ -6,9 +6,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels import Kernel, RadialKernel, random_subset
+from ksm_lightning.kernels import Kernel, RadialKernel
 from ksm_lightning.network import Bound
-from ksm_lightning.network.landmark_error import MANY_LANDMARKS
 
 # The ridge of the adaptive schedule as a fraction of one neuron's share of the similarity, <f(x, x)> / n. The error of
 # the tight bound has no other floor than the ridge.
@@ -94,84 +93,27 @@ def _check_kernel(kernel: Kernel, x: Tensor) -> None:
         ) from error
 
 
-def points_to_draw(update: int, num_landmarks: int) -> int:
-    """Number of points of the sample of an update: update 0 stands for the fixed one that judges landmarks."""
-    return sample_size(num_landmarks) if update else judge_count(num_landmarks)
-
-
-def choose_points(points: Tensor, update: int, num_landmarks: int) -> Tensor:
-    """The sample of an update from the points (samples, m) of a batch; empty if they are too few to judge landmarks."""
-    if update == 0 and len(points) < _FEWEST_JUDGES:
-        return points[:0]
-    return points[random_subset(len(points), points_to_draw(update, num_landmarks)).to(points.device)]
-
-
 def sample_size(num_landmarks: int) -> int:
-    """Number of points that the start and the search for idle landmarks use."""
+    """Number of points that idle landmarks are searched on during a run, and that a stream remembers."""
     return max(1000, 2 * num_landmarks)
 
 
-# Fewer points of a batch than this do not decide whether landmarks have become better.
-_FEWEST_JUDGES = 500
-_MOST_NUMBERS = 2**27  # in the points that landmarks are chosen from, 0.5 GB of float32
-# From 2,048 landmarks on, the start takes fewer points per landmark: its cost grows with their product.
-_MANY_CANDIDATES, _MANY_STARTS = 40 * MANY_LANDMARKS, 8 * MANY_LANDMARKS
+_CANDIDATES, _NUMBERS = 20_000, 2**27  # at most 0.5 GB of float32
 
 
-def candidate_count(num_landmarks: int, is_refined: bool = False, in_features: int = 1) -> int:
-    """Number of points that the first landmarks are chosen from; more if these are refined by Lloyd iterations."""
-    fewest = max(2000, min(10 * num_landmarks, max(_MANY_CANDIDATES, 4 * num_landmarks)))
-    wanted = min(max(20_000, 40 * num_landmarks), _MANY_CANDIDATES, _MOST_NUMBERS // in_features)
-    return max(fewest, wanted) if is_refined else fewest
+def candidate_count(num_landmarks: int, in_features: int = 1) -> int:
+    """Number of points that a start uses: landmarks are chosen from them, and scale, gains and L fitted to them."""
+    return max(4 * num_landmarks, min(_CANDIDATES, _NUMBERS // in_features))
 
 
-def tight_updates(num_landmarks: int) -> int:
-    """Number of updates with batches of 1,024 points after which features of the tight bound gain little more."""
-    return max(25, min(200, 20_000 // num_landmarks))
-
-
-# Below this number of samples per feature, landmarks that move fit the samples instead of new points. Above this number
-# of landmarks, the updates that a fit has time for do not improve the start (scripts/benchmark/BOARD.md).
-_SAMPLES_PER_FEATURE, _MOST_MOVED = 12, 512
-
-
-def has_few_samples(samples: int, num_features: int) -> bool:
-    """Whether there are too few samples to learn from: the error on new points would grow with the updates."""
-    return samples < _SAMPLES_PER_FEATURE * num_features
-
-
-def worthwhile_updates(samples: int, num_features: int, num_landmarks: int) -> int:
-    """:func:`tight_updates`, or 0 if features of landmarks at the start are as good on new points."""
-    is_start_enough = has_few_samples(samples, num_features) or num_landmarks > _MOST_MOVED
-    return 0 if is_start_enough else tight_updates(num_landmarks)
+def descent_iterations(num_landmarks: int) -> int:
+    """Number of iterations of the descent after which features gain little more for the time that they take."""
+    return max(5, min(25, 4096 // num_landmarks))
 
 
 def tight_batch(num_landmarks: int) -> int:
     """Points per update of the tight bound: W's direction needs several times as many as landmarks."""
     return max(256, min(1024, 8 * num_landmarks))
-
-
-def judge_count(num_landmarks: int) -> int:
-    """Number of points that decide whether landmarks have become better or worse. Fewer do not show rare points."""
-    return min(4096, max(1000, min(2000, 40 * num_landmarks), 2 * num_landmarks))
-
-
-# Part of the data that judges landmarks without being learned from, unless that would be fewer points than this.
-_HELD_OUT, _FEWEST_HELD_OUT = 0.1, 200
-
-
-def held_out_count(samples: int, num_landmarks: int) -> int:
-    """Number of these samples that judge landmarks and are not learned from; 0 if there are too few samples.
-
-    Copies of a sample that judges are not held out with it.
-    """
-    count = min(judge_count(num_landmarks), int(_HELD_OUT * samples))
-    return count if count >= _FEWEST_HELD_OUT and samples - count > num_landmarks else 0
-
-
-def start_count(num_landmarks: int) -> int:
-    """Number of points that the first scale, gains and L are computed from."""
-    return max(4000, min(8 * num_landmarks, max(_MANY_STARTS, 2 * num_landmarks)))
 
 
 def shrinkage_for(num_landmarks: int, samples: int) -> float:

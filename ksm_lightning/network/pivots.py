@@ -1,65 +1,110 @@
-"""Points that landmarks represent worst, as further landmarks."""
+"""Randomly pivoted Cholesky: points drawn by how much of them the points before leave unexplained."""
 
 import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, robust_cholesky
+from ksm_lightning.network.landmark_error import MANY_LANDMARKS
 
-# Residuals below this fraction of the largest f(x, x) are rounding errors; the jitter of f(W, W) is far below it.
-_ROUNDING, _JITTER = 1e-8, 1e-10
-# Pivots are chosen among this many points per pivot, and at least this many: those with the largest residuals. The
-# residual of any other point would have to become the largest, although residuals only decrease.
-_POOL_PER_PIVOT, _POOL_AT_LEAST = 10, 1000
-_BLOCK = 2048
+# Residuals below this fraction of the largest f(x, x) are rounding errors.
+_ROUNDING = 1e-10
+_BLOCK = 8192
 
 
 @torch.no_grad()
-def residual_pivots(kernel: Kernel, points: Tensor, W: Tensor, count: int) -> Tensor:
-    """Indices of the points with the largest residual under the landmarks and all pivots before, one by one.
+def pivoted_cholesky(kernel: Kernel, x: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draw indices (count,) of points, each with probability proportional to its residual under those before.
 
-    The residual of a point is ``f(x,x) - |g(x)|^2``, its squared distance in feature space from the span of the
-    landmarks, where g are its Nystroem features. Each pivot adds a feature: this is a pivoted Cholesky factorisation
-    that starts at given landmarks. KMeans-like centres represent the bulk of the data, and pivots its rare points.
+    Randomly pivoted Cholesky (Chen, Epperly, Tropp and Webber, 2023): the residual of a point is
+    ``f(x,x) - |g(x)|^2``, where g is its row of the partial Cholesky factor, and each pivot adds a column. A group of
+    similar points is drawn in proportion to its size until one of them explains the others; a rare point keeps its
+    residual. Candidates are drawn in blocks, and each is accepted with probability (residual now) / (residual when
+    drawn), which gives the same distribution with matrix products (Epperly, Tropp and Webber, 2024). Beyond 2,048
+    pivots the rest are drawn at once. When all residuals vanish, the other points are drawn uniformly.
 
     Args:
         kernel: The similarity.
-        points: Candidates (samples, m).
-        W: Landmarks (p, m); may be empty.
-        count: Largest number of pivots.
-
-    Returns:
-        Indices (count,), or fewer if all residuals are then 0 up to rounding.
+        x: Points (samples, m), at least ``count``.
+        count: Number of pivots.
+        generator: Source of randomness, on the CPU. Default: the global one.
 
     Example:
         >>> from ksm_lightning.kernels import GaussianKernel
-        >>> x = torch.tensor([[0.0], [0.5], [1.5], [3.0]])
-        >>> residual_pivots(GaussianKernel(1.0), x, x[:1], count=2)
-        tensor([3, 2])
+        >>> x = torch.tensor([[0.0]] * 98 + [[9.0], [-9.0]])
+        >>> pivots = pivoted_cholesky(GaussianKernel(1.0), x, 3, torch.Generator().manual_seed(0))
+        >>> x[pivots].sort(0).values[:, 0]
+        tensor([-9.,  0.,  9.])
     """
-    landmarks = W.double()
-    K = kernel(landmarks, landmarks)
-    K.diagonal().add_(_JITTER * K.diagonal().sum() / max(1, len(K)))
-    lower = robust_cholesky(K) if len(K) else K
-    parts = [part.double() for part in torch.split(points, _BLOCK)]
-    own = torch.cat([kernel.diag(part) for part in parts])
-    residual = own - torch.cat([_nystroem(kernel, lower, landmarks, part).square().sum(1) for part in parts])
-    residual, pool = residual.topk(min(len(points), max(_POOL_AT_LEAST, _POOL_PER_PIVOT * count)))
-    x = points[pool].double()
-    features = torch.nn.functional.pad(_nystroem(kernel, lower, landmarks, x), (0, count))  # (pool, p + count)
-    smallest, chosen = _ROUNDING * own.max(), []
-    for done in range(len(W), len(W) + count):
-        largest, pivot = residual.max(0)
-        if not bool(largest > smallest):
+    x = x.double()
+    residual = kernel.diag(x)
+    smallest = _ROUNDING * residual.max()
+    columns = min(count, MANY_LANDMARKS)
+    factor = x.new_zeros(len(x), columns)
+    together = max(8, min(64, columns // 8))
+    chosen = torch.empty(0, dtype=torch.int64, device=x.device)
+    while len(chosen) < columns:
+        done = len(chosen)
+        weights = torch.where(residual > smallest, residual, 0.0)
+        if not bool(weights.sum() > 0):
             break
-        chosen.append(pivot)
-        column = kernel(x, x[pivot][None])[:, 0] - features[:, :done] @ features[pivot, :done]
-        column = column / column[pivot].clamp(min=float(smallest)).sqrt()
-        features[:, done] = column
-        residual = (residual - column.square()).index_fill_(0, pivot, 0.0)
-    return pool[torch.stack(chosen)] if chosen else pool[:0]
+        draws = torch.rand(2, together, dtype=torch.float64, generator=generator).to(x.device)
+        cumulative = weights.cumsum(0)
+        drawn = torch.searchsorted(cumulative, draws[0] * cumulative[-1], right=True).clamp_(max=len(x) - 1)
+        rows = factor[drawn, :done]
+        H = kernel(x[drawn], x[drawn]) - rows @ rows.mT
+        accepted = drawn[_accepted(H.cpu(), draws[1].cpu(), float(smallest)).to(x.device)][: columns - done]
+        if len(accepted) == 0:
+            residual[drawn] = 0.0  # only rounding errors are left
+            continue
+        new = kernel(x, x[accepted]) - factor[:, :done] @ factor[accepted, :done].mT
+        new = torch.linalg.solve_triangular(robust_cholesky(new[accepted]), new.mT, upper=False).mT
+        factor[:, done : done + len(accepted)] = new
+        residual = (residual - new.square().sum(1)).clamp_(min=0).index_fill_(0, accepted, 0.0)
+        chosen = torch.cat([chosen, accepted])
+    if len(chosen) < count:
+        others = torch.ones(len(x), dtype=torch.bool, device=x.device).index_fill_(0, chosen, False).nonzero()[:, 0]
+        chosen = torch.cat([chosen, others[weighted_draw(residual[others], count - len(chosen), generator)]])
+    return chosen
 
 
-def _nystroem(kernel: Kernel, lower: Tensor, landmarks: Tensor, x: Tensor) -> Tensor:
-    """Nystroem features (samples, p) of points, from the Cholesky factor of ``f(W, W)``."""
-    features: Tensor = torch.linalg.solve_triangular(lower, kernel(landmarks, x), upper=False).mT
-    return features
+def _accepted(H: Tensor, draws: Tensor, smallest: float) -> Tensor:
+    """Indices of the candidates that are accepted in sequence, given their residual matrix ``H`` (b, b)."""
+    first = H.diagonal().clone()
+    kept = []
+    for index in range(len(H)):
+        own = float(H[index, index])
+        if own > smallest and own > float(draws[index] * first[index]):
+            kept.append(index)
+            column = H[:, index].clone()
+            H = H - torch.outer(column, column / own)
+    return torch.tensor(kept, dtype=torch.int64)
+
+
+def weighted_draw(weights: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    """Indices (count,) drawn without replacement in proportion to the weights; weights of 0 come last, uniformly.
+
+    Takes the largest ``log(u) / w`` with u uniform (Efraimidis and Spirakis, 2006).
+    """
+    uniform = torch.rand(len(weights), dtype=torch.float64, generator=generator).clamp_(min=1e-300).to(weights.device)
+    # A floor far below the other weights replaces 0.
+    floor = 1e-12 * weights.max().clamp(min=1e-300)
+    return (uniform.log() / weights.clamp(min=float(floor))).topk(count).indices
+
+
+@torch.no_grad()
+def residuals(kernel: Kernel, x: Tensor, W: Tensor) -> Tensor:
+    """``f(x,x) - k(x) K^-1 k(x)^T`` (samples,), float64: how much of each point the landmarks W (p, m) do not explain.
+
+    Example:
+        >>> from ksm_lightning.kernels import LinearKernel
+        >>> residuals(LinearKernel(), torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([[1.0, 0.0]])).round()
+        tensor([0., 9.], dtype=torch.float64)
+    """
+    W = W.double()
+    K = kernel(W, W)
+    K.diagonal().add_(_ROUNDING * K.diagonal().mean())
+    lower, parts = robust_cholesky(K), []
+    for part in torch.split(x.double(), _BLOCK):
+        explained = torch.linalg.solve_triangular(lower, kernel(W, part), upper=False).square().sum(0)
+        parts.append((kernel.diag(part) - explained).clamp_(min=0))
+    return torch.cat(parts)

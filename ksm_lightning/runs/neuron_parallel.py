@@ -119,7 +119,7 @@ class NeuronParallelModule(StartingModule):
         generator = torch.Generator().manual_seed(seed)
         candidates = None
         if hyper.init == "data" or is_natural:
-            count = candidate_count(hyper.num_neurons, is_natural, data.in_features)
+            count = candidate_count(hyper.num_neurons, data.in_features)
             candidates = data.random_points(count, generator)  # the same on every process
         W = torch.empty(hyper.num_neurons, data.in_features)
 
@@ -128,8 +128,7 @@ class NeuronParallelModule(StartingModule):
             check_range(kernel, data.random_points(CHECKED_POINTS, torch.Generator().manual_seed(0)))
             init = NormalInit(hyper.init_scale)
             if hyper.init == "data" and candidates is not None:
-                n = hyper.num_neurons
-                init = start_at(candidates, n, n, "paper", is_natural)  # type: ignore[assignment]
+                init = start_at(candidates, kernel, is_natural)  # type: ignore[assignment]
             W.copy_(init(kernel, *sizes, generator))
 
         on_first_process(trainer, choose)

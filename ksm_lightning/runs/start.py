@@ -16,9 +16,7 @@ from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate
 from ksm_lightning.learning.batch_choice import BATCH_SIZES, Measured, choose_batch_size
 from ksm_lightning.learning.learner import Stage
 from ksm_lightning.learning.training import start_at
-from ksm_lightning.learning.units import held_out_count
 from ksm_lightning.network import Initialiser, KSMNetwork, NormalInit
-from ksm_lightning.network.rare_points import without_heavy_at_end
 from ksm_lightning.runs.processes import on_first_process
 from ksm_lightning.runs.run_state import StoppableModule
 
@@ -88,14 +86,10 @@ class StartingModule(StoppableModule):
             starts_at_data = is_unplaced and hyper.init == "data"
             candidates = None
             if starts_at_data or is_natural:
-                count = candidate_count(self.hparams["num_landmarks"], is_natural, data.in_features)
+                count = candidate_count(self.hparams["num_landmarks"], data.in_features)
                 candidates = data.random_points(count, generator)
-                if hyper.bound == "tight":
-                    last = held_out_count(len(candidates), self.hparams["num_landmarks"])
-                    candidates = candidates[without_heavy_at_end(hyper.make_kernel(), candidates, last)]
             if is_unplaced and starts_at_data and candidates is not None:
-                p, n = self.hparams["num_landmarks"], self.hparams["num_neurons"]
-                build(start_at(candidates, p, n, hyper.bound, is_natural))
+                build(start_at(candidates, hyper.make_kernel(), is_natural))
             elif is_unplaced:
                 build(None)
             if self.learner.stage == "unstarted" and candidates is not None:

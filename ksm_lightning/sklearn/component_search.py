@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, random_subset
-from ksm_lightning.learning import train_on_few
+from ksm_lightning.learning import fit_network
 from ksm_lightning.learning.samples import Samples
 from ksm_lightning.network import KSMNetwork
 from ksm_lightning.network.landmark_error import LandmarkError
@@ -132,8 +132,8 @@ def choose_components(
 def train_with(
     kernel: Kernel, x: Tensor | Samples, sizes: Sizes, seed: int, progress: Callable[[int], object] | None = None
 ) -> KSMNetwork:
-    """A network of these sizes, see :func:`ksm_lightning.learning.train_on_few`."""
-    return train_on_few(
+    """A network of these sizes, see :func:`ksm_lightning.learning.fit_network`."""
+    return fit_network(
         kernel, x, sizes.components, sizes.updates, bound=sizes.bound, num_landmarks=sizes.landmarks,
-        batch_size=sizes.batch_size, keeps_landmarks=sizes.keeps_landmarks, seed=seed, progress=progress,
+        batch_size=sizes.batch_size, seed=seed, progress=progress,
     )  # fmt: skip

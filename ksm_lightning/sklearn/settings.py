@@ -12,7 +12,7 @@ from ksm_lightning.kernels import Kernel, random_subset
 from ksm_lightning.learning.samples import Samples, canonical_order, counts_of, in_blocks
 from ksm_lightning.learning.stream import check_half_life
 from ksm_lightning.learning.training import BATCH_SIZES
-from ksm_lightning.learning.units import tight_batch, worthwhile_updates
+from ksm_lightning.learning.units import descent_iterations
 from ksm_lightning.network import Bound, check_bound
 from ksm_lightning.network.rare_points import add_heavy, heaviest, points_at
 from ksm_lightning.network.readout import READOUT_SAMPLE, check_readout
@@ -21,9 +21,6 @@ from ksm_lightning.sklearn.precomputed import is_precomputed
 # Landmarks per component with the tight bound. Twice as many have an error that is lower by another few percent, but
 # `transform` takes longer.
 _LANDMARKS_PER_COMPONENT = 1.5
-# With fewer samples per component than the second number. More landmarks would be close to single samples, unlike new
-# ones, and the readout would not hold for these.
-_LANDMARKS_OF_FEW, _FEW = 1.25, 5
 # With a precomputed kernel, whose landmarks are not learned and whose similarities are known anyway. On four data sets
 # the held-out error was then that of 1.5 learned ones or lower, and 6 to 31 % below that of 1.5 chosen ones.
 _CHOSEN_PER_COMPONENT = 4
@@ -42,7 +39,6 @@ class Sizes(NamedTuple):
     landmarks: int
     batch_size: int
     updates: int
-    keeps_landmarks: bool  # whether the readout uses nothing of a network but its landmarks
 
 
 def is_error(n_components: Any) -> bool:
@@ -84,22 +80,20 @@ def check_updates(estimator: Any, kernel: Kernel) -> None:
             )
 
 
-def sizes_for(estimator: Any, n: int, samples: int = 2**62) -> Sizes:
-    """The sizes of an estimator with n components that learns from this number of samples. Default: from many."""
+def sizes_for(estimator: Any, n: int) -> Sizes:
+    """The sizes of an estimator with n components."""
     bound, landmarks = check_bound(estimator.bound), estimator.n_landmarks
     if landmarks is None:
-        ratio = _LANDMARKS_OF_FEW if samples < _FEW * n else _LANDMARKS_PER_COMPONENT
-        ratio = _CHOSEN_PER_COMPONENT if is_precomputed(estimator.kernel) else ratio
+        ratio = _CHOSEN_PER_COMPONENT if is_precomputed(estimator.kernel) else _LANDMARKS_PER_COMPONENT
         landmarks = math.ceil(ratio * n) if bound == "tight" else n
     elif landmarks < n or (bound == "paper" and landmarks != n):
         raise ValueError(
             f"`n_landmarks` must be at least `n_components`, {n}, and equal to it with bound='paper', got {landmarks} "
             f"with bound={bound!r}."
         )
-    batch = tight_batch(landmarks) if bound == "tight" else BATCH_SIZES[bound]
-    updates = worthwhile_updates(samples, n, landmarks) if bound == "tight" else max(2000, 5 * n)
-    keeps_landmarks = estimator.readout != "neural"
-    return Sizes(bound, n, landmarks, estimator.batch_size or batch, estimator.updates or updates, keeps_landmarks)
+    updates = descent_iterations(landmarks) if bound == "tight" else max(2000, 5 * n)
+    batch = estimator.batch_size or BATCH_SIZES[bound]
+    return Sizes(bound, n, landmarks, batch, estimator.updates or updates)
 
 
 def check_weights(sample_weight: Any, count: int) -> np.ndarray:

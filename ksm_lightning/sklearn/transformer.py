@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ksm_lightning.evaluation.plausibility import width_advice
 from ksm_lightning.kernels import AUTO, Kernel, auto_width, random_subset
 from ksm_lightning.learning import Stream, check_range, sample_size
-from ksm_lightning.learning.samples import Samples, count_different, in_blocks
+from ksm_lightning.learning.samples import Samples, in_blocks
 from ksm_lightning.network import KSMNetwork
 from ksm_lightning.network.readout import check_readout
 from ksm_lightning.sklearn.component_search import choose_components, train_with
@@ -169,17 +169,17 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         kernel = choice.with_width(auto_width(x)) if choice.chooses_width else choice.kernel
         for block in in_blocks(rows):
             check_range(kernel, block)
-        n, different = int(self.n_components), count_different(x)
+        n = int(self.n_components)
         if is_error(self.n_components):
             limit, most = float(self.n_components), self.max_components
-            n = choose_components(kernel, x, lambda n: sizes_for(self, n, different), self.readout, limit, most, seed)
+            n = choose_components(kernel, x, lambda n: sizes_for(self, n), self.readout, limit, most, seed)
         if n > X.shape[0]:
             warnings.warn(
                 f"`n_components` is {n}, but {X.shape[0]} samples determine no more than {X.shape[0]} features: the "
                 "others are 0.",
                 stacklevel=2,
             )
-        sizes = sizes_for(self, n, different)
+        sizes = sizes_for(self, n)
         landmarks, made = sizes.landmarks, 0  # no update is made where it would not help
 
         def progress(count: int) -> None:
