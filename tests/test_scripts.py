@@ -40,6 +40,7 @@ FIGURES = [path.stem for path in sorted(REPRODUCE.glob("*.py")) if "SCRIPT = " i
 @pytest.mark.parametrize(
     "script",
     [
+        "count_constants.py",
         "probe_table.py",
         "benchmark/board.py",
         "benchmark/defaults.py",
