@@ -15,11 +15,7 @@ from torch import Tensor
 from ksm_lightning.evaluation.clustering import kmeans
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.kernels.factorisation import robust_cholesky
-
-# Residuals below this fraction of the largest f(x, x) are rounding errors.
-_ROUNDING = 1e-10
-# Size of the sample on which landmarks are optimised.
-_POINTS_PER_LANDMARK, _POINTS_AT_LEAST = 10, 2000
+from ksm_lightning.kernels.limits import EXACT_UP_TO, POINTS_PER_LANDMARK, ROUNDING, ROWS_AT_ONCE
 
 
 def uniform(kernel: Kernel, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -44,7 +40,7 @@ def pivoted_cholesky(kernel: Kernel, x: Tensor, count: int, generator: torch.Gen
     """
     points = x.double()
     residual = kernel.diag(points)
-    smallest = _ROUNDING * residual.max()
+    smallest = ROUNDING * residual.max()
     factor = points.new_zeros(len(points), count)  # (samples, count)
     together = max(8, min(64, count // 8))
     chosen = torch.empty(0, dtype=torch.int64, device=x.device)
@@ -125,11 +121,11 @@ def _ridge_leverage(
     S = weight[:, None] * kernel(landmarks, landmarks) * weight  # (picked, picked)
     eigenvalues = torch.linalg.eigvalsh(S).clamp_(min=0)
     tail = eigenvalues[: max(0, len(eigenvalues) - rank)].sum() / rank
-    ridge = tail.clamp(min=_ROUNDING * eigenvalues[-1].clamp(min=torch.finfo(torch.float64).tiny))
+    ridge = tail.clamp(min=ROUNDING * eigenvalues[-1].clamp(min=torch.finfo(torch.float64).tiny))
     S.diagonal().add_(ridge)
     factor = robust_cholesky(S)
     scores = []
-    for part in torch.split(members, 8192):
+    for part in torch.split(members, ROWS_AT_ONCE):
         points = x[part.to(x.device)].double()
         K = kernel(points, landmarks) * weight  # (part, picked)
         explained = torch.linalg.solve_triangular(factor, K.mT, upper=False).square().sum(0)
@@ -155,7 +151,7 @@ def gradient_optimised(kernel: Kernel, x: Tensor, count: int, generator: torch.G
     space, an objective similar to that of Fu (2014). The gradient needs ``V = f(W,W)^-1 f(W,x)`` and the kernel's
     pullback. The start is :func:`pivoted_cholesky` on a sample of the data.
     """
-    sample = uniform(kernel, x, max(_POINTS_AT_LEAST, _POINTS_PER_LANDMARK * count), generator).double()
+    sample = uniform(kernel, x, max(EXACT_UP_TO, POINTS_PER_LANDMARK * count), generator).double()
     W = pivoted_cholesky(kernel, sample, count, generator)
     total = kernel.diag(sample).sum()
     if not bool(total > 0):
