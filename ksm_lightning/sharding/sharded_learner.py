@@ -25,9 +25,6 @@ from ksm_lightning.sharding.sharded_network import ShardedNetwork
 from ksm_lightning.sharding.sharded_responses import ShardedResponses
 from ksm_lightning.sharding.sharded_rule import ShardedNaturalRule
 
-# Landmarks that are searched together if there are more than 2,048: their matrices are not shared out.
-_GROUP = 1024
-
 
 class ShardedLearner(Learner):
     """:class:`~ksm_lightning.learning.Learner` of a :class:`~.sharded_network.ShardedNetwork`.
@@ -115,7 +112,7 @@ class ShardedLearner(Learner):
         chosen = torch.full((len(W),), -1, device=x.device)
         if not (W.isfinite().all() and x.isfinite().all() and len(x)):
             return chosen[:0], chosen[:0]  # the divergence guard reports it
-        groups = groups_of_neighbours(kernel, W, x, _GROUP)[ranks.rank :: ranks.size]
+        groups = groups_of_neighbours(kernel, W, x, MANY_LANDMARKS)[ranks.rank :: ranks.size]
         most = len(W) // 4 if most is None else most
         for neuron, point in find_moves_in(groups, kernel, x, W, most, **options):
             chosen[neuron] = point
