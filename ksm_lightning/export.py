@@ -16,11 +16,10 @@ from torch import Tensor
 
 from ksm_lightning.extractor import FeatureExtractor
 from ksm_lightning.files import draft_of
+from ksm_lightning.kernels.limits import FLOAT32_ROUNDING
 
 Format = Literal["torch", "onnx", "safetensors"]
 SUFFIXES: dict[Format, str] = {"torch": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
-# Largest difference allowed between features of the file and of the extractor, relative to max(1, largest feature).
-_TOLERANCE = 1e-5
 _INPUT, _OUTPUT = "x", "features"
 
 
@@ -81,7 +80,7 @@ def export(
             written.unlink(missing_ok=True)
         largest = max(1.0, float(extractor(x).abs().max()))
         difference = float(torch.stack(differences).max())  # NaN if any is NaN
-        if not difference <= _TOLERANCE * largest:
+        if not difference <= FLOAT32_ROUNDING * largest:
             raise ValueError(f"The exported features differ by {difference:.1e}, so no file was written.")
     return Exported(path, difference)
 

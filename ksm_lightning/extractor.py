@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ksm_lightning.sklearn import FrozenTransformer
 
 FORMAT = 1  # of saved extractors, raised whenever older files would be misread
-# float32 is sufficient if it changes no feature by more than this fraction of the largest feature.
+# Part of the largest feature by which float32 may change a feature.
 _ROUNDING = 3e-6
 
 

@@ -189,7 +189,8 @@ class KernelSimilarityMatching(NeuronParallelModule):
         data = datamodule_of(self.trainer)
         if data is not None:
             return data.sample(update, sample_size(self.network.num_landmarks)).to(batch)
-        return torch.unique(self.learner.collectives.gather(batch), dim=0)
+        different: Tensor = torch.unique(self.learner.collectives.gather(batch), dim=0)
+        return different
 
     def _log_epoch_energy(self, is_due: bool) -> None:
         """Give callbacks the mean energy of the epoch so far: if it is due, may be monitored, or the epoch ends."""

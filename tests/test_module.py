@@ -168,7 +168,7 @@ def test_logging_and_evaluations_do_not_change_training():
 def test_training_does_not_depend_on_the_block_size(monkeypatch):
     large, single = model(phases=[Phase(40)]), model(phases=[Phase(40)])
     fit(large)
-    monkeypatch.setattr("ksm_lightning.data.datamodule.SMALL_UPDATES_AT_ONCE", 1)
+    monkeypatch.setattr("ksm_lightning.data.loaders.UPDATES_AT_ONCE", 1)
     fit(single)
     for a, b in zip(large.parameters(), single.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -289,7 +289,7 @@ def test_a_tight_module_learns_from_a_plain_dataloader():
 def test_a_tight_module_does_not_depend_on_the_block_size(monkeypatch):
     large, single = tight(), tight()
     fit(large)
-    monkeypatch.setattr("ksm_lightning.data.datamodule.SMALL_UPDATES_AT_ONCE", 1)
+    monkeypatch.setattr("ksm_lightning.data.loaders.UPDATES_AT_ONCE", 1)
     fit(single)
     for a, b in zip(large.parameters(), single.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -40,6 +40,7 @@ FIGURES = [path.stem for path in sorted(REPRODUCE.glob("*.py")) if "SCRIPT = " i
 @pytest.mark.parametrize(
     "script",
     [
+        "count_constants.py",
         "probe_table.py",
         "benchmark/board.py",
         "benchmark/defaults.py",
@@ -277,3 +278,23 @@ def test_the_benchmark_times_every_stage_of_the_start(monkeypatch, capsys):
     assert len(row) == 2 + len(start.STAGES) + 2
     printed = capsys.readouterr().out
     assert all(f"  {stage}: " in printed for stage in start.STAGES)
+
+
+def test_each_name_in_capitals_with_a_number_in_its_value_is_a_constant(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import count_constants
+
+    source = (
+        "A, _B = 1, 2.0\nC: dict[str, float] = {'a': 1e-3}\nD = tuple(10**p for p in range(3))\nE = f(-1)\n"
+        "NAME, FLAG, lower = 'text', True, other\nclass Kernel:\n    F = 5\n    def f(self):\n        G = 6\n"
+        "if TYPE_CHECKING:\n    H = 7\nelse:\n    H = 8\n"
+    )
+    found = [(each.name, each.line) for each in count_constants.constants_of("a.py", source)]
+    assert found == [("A", 1), ("_B", 1), ("C", 2), ("D", 3), ("E", 4), ("F", 7), ("H", 11), ("H", 13)]
+
+
+def test_constants_are_counted_by_file_and_folder(capsys):
+    assert run("count_constants.py", "--lines") == 0
+    text = capsys.readouterr().out
+    assert "   1  kernels/width.py: _OF_MEDIAN\n          " in text
+    assert re.search(r"^ +\d+  in all, without \d+ facts$", text, re.MULTILINE)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, full_precision
-
-_BLOCK = 4096
+from ksm_lightning.kernels.limits import ROWS_AT_ONCE
 
 
 class FeatureMap(ABC):
@@ -69,7 +68,7 @@ class FeatureMap(ABC):
                 f"{tuple(x.shape)}."
             )
         with full_precision(x.device):
-            return torch.cat([encode(part).to(x.dtype) for part in torch.split(x, _BLOCK)])
+            return torch.cat([encode(part).to(x.dtype) for part in torch.split(x, ROWS_AT_ONCE)])
 
     def _check_points(self, x: Tensor) -> None:
         if not isinstance(x, Tensor):

@@ -9,12 +9,10 @@ from torch import Tensor
 from ksm_lightning.baselines.feature_map import FeatureMap, check_enough
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.kernels.factorisation import robust_cholesky
+from ksm_lightning.kernels.limits import EXACT_UP_TO, ROWS_AT_ONCE
 from ksm_lightning.kernels.pairs import symmetric_tiles
 
 Solver = Literal["auto", "exact", "randomised"]
-# `auto` is exact up to this number of points, which takes 1 to 2 s; the time grows with the cube.
-_EXACT_UP_TO = 2000
-_TILE = 2048
 
 
 class Eigenpairs(NamedTuple):
@@ -59,8 +57,8 @@ def leading_eigenpairs(
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """``a^T b`` in float64, computed in blocks of rows."""
     total = a.new_zeros(a.shape[1], b.shape[1], dtype=torch.float64)
-    for rows in range(0, len(a), 8192):
-        total.addmm_(a[rows : rows + 8192].double().mT, b[rows : rows + 8192].double())
+    for rows in range(0, len(a), ROWS_AT_ONCE):
+        total.addmm_(a[rows : rows + ROWS_AT_ONCE].double().mT, b[rows : rows + ROWS_AT_ONCE].double())
     return total
 
 
@@ -116,7 +114,7 @@ class KernelPCA(FeatureMap):
 
     def _fit(self, x: Tensor, generator: torch.Generator) -> None:
         check_enough("Kernel PCA", self.n_components, len(x))
-        is_exact = len(x) <= _EXACT_UP_TO if self.solver == "auto" else self.solver == "exact"
+        is_exact = len(x) <= EXACT_UP_TO if self.solver == "auto" else self.solver == "exact"
         if is_exact:
             x = x.double()
             values, vectors = torch.linalg.eigh(self.kernel(x, x))
@@ -142,7 +140,9 @@ class KernelPCA(FeatureMap):
 
     def _features(self, x: Tensor) -> Tensor:
         features = self.dual_.new_zeros(len(x), self.n_components)
-        for points, dual in zip(torch.split(self.points_, 8192), torch.split(self.dual_, 8192), strict=True):
+        for points, dual in zip(
+            torch.split(self.points_, ROWS_AT_ONCE), torch.split(self.dual_, ROWS_AT_ONCE), strict=True
+        ):
             features.addmm_(self.kernel(x.to(points), points), dual)
         return features
 
@@ -160,7 +160,7 @@ class _TiledProduct:
 
     def __call__(self, v: Tensor) -> Tensor:
         result = torch.zeros_like(v)
-        for rows, columns, weight in symmetric_tiles(len(v), _TILE):
+        for rows, columns, weight in symmetric_tiles(len(v)):
             F = self.kernel(self.x[rows], self.x[columns])
             result[rows].addmm_(F, v[columns])
             if weight == 2:

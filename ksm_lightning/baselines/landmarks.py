@@ -15,12 +15,8 @@ from torch import Tensor
 from ksm_lightning.evaluation.clustering import kmeans
 from ksm_lightning.kernels import Kernel
 from ksm_lightning.kernels.factorisation import robust_cholesky
+from ksm_lightning.kernels.limits import EXACT_UP_TO, POINTS_PER_LANDMARK, ROUNDING, ROWS_AT_ONCE
 from ksm_lightning.network.pivots import pivoted_cholesky, weighted_draw
-
-# Residuals below this fraction of the largest f(x, x) are rounding errors.
-_ROUNDING = 1e-10
-# Size of the sample on which landmarks are optimised.
-_POINTS_PER_LANDMARK, _POINTS_AT_LEAST = 10, 2000
 
 
 def uniform(kernel: Kernel, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -77,11 +73,11 @@ def _ridge_leverage(
     S = weight[:, None] * kernel(landmarks, landmarks) * weight  # (picked, picked)
     eigenvalues = torch.linalg.eigvalsh(S).clamp_(min=0)
     tail = eigenvalues[: max(0, len(eigenvalues) - rank)].sum() / rank
-    ridge = tail.clamp(min=_ROUNDING * eigenvalues[-1].clamp(min=torch.finfo(torch.float64).tiny))
+    ridge = tail.clamp(min=ROUNDING * eigenvalues[-1].clamp(min=torch.finfo(torch.float64).tiny))
     S.diagonal().add_(ridge)
     factor = robust_cholesky(S)
     scores = []
-    for part in torch.split(members, 8192):
+    for part in torch.split(members, ROWS_AT_ONCE):
         points = x[part.to(x.device)].double()
         K = kernel(points, landmarks) * weight  # (part, picked)
         explained = torch.linalg.solve_triangular(factor, K.mT, upper=False).square().sum(0)
@@ -96,7 +92,7 @@ def gradient_optimised(kernel: Kernel, x: Tensor, count: int, generator: torch.G
     space, an objective similar to that of Fu (2014). The gradient needs ``V = f(W,W)^-1 f(W,x)`` and the kernel's
     pullback. The start is :func:`cholesky_pivots` on a sample of the data.
     """
-    sample = uniform(kernel, x, max(_POINTS_AT_LEAST, _POINTS_PER_LANDMARK * count), generator).double()
+    sample = uniform(kernel, x, max(EXACT_UP_TO, POINTS_PER_LANDMARK * count), generator).double()
     W = cholesky_pivots(kernel, sample, count, generator)
     total = kernel.diag(sample).sum()
     if not bool(total > 0):

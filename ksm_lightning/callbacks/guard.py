@@ -17,8 +17,7 @@ from ksm_lightning.module import KernelSimilarityMatching
 
 OnDivergence = Literal["stop", "rollback"]
 
-# Processes have the same weights if their checksums differ by at most this fraction of the weights' length. Devices of
-# one kind differ by nothing, others by rounding; another choice of one landmark among 10,000 makes 0.01.
+# Part of the weights' length by which the checksums of two processes with the same weights may differ.
 _SAME = 1e-3
 
 
@@ -57,8 +56,6 @@ class DivergenceGuard(Callback):
                 f"{energy_limit} and {max_rollbacks}."
             )
         self.on_divergence = on_divergence
-        # A rollback loses the updates of its block, so blocks are short then, see `KSMDataModule.train_dataloader`.
-        self.every_n_updates = UPDATES_AT_ONCE if on_divergence == "rollback" else 0
         self.energy_limit = energy_limit
         self.max_rollbacks = max_rollbacks
         self.rollbacks = 0

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lightning.fabric.utilities.seed import max_seed_value
 from lightning.pytorch.utilities import rank_zero_only
 
 from ksm_lightning.cli.user_error import UserError
@@ -15,7 +16,6 @@ from ksm_lightning.runs.requeue import checkpoint_of_requeued_job
 
 # How W started: a continued run cannot change it.
 _START = ("init", "init_scale")
-_MAX_SEED = 2**32  # the seeds that Lightning accepts are below
 
 
 def continued_job(command: str, options: Mapping[str, Any]) -> str | None:
@@ -50,7 +50,7 @@ def use_conditions(options: dict[str, Any], given: Mapping[str, Any], content: d
     saved = conditions_of(content, f"The checkpoint {path}")
     seed = given.get("seed_everything")
     if seed is None or seed is False:
-        options["seed_everything"] = saved.seed if saved.seed < _MAX_SEED else False
+        options["seed_everything"] = saved.seed if saved.seed <= max_seed_value else False
     elif seed is True or seed != saved.seed:
         _refuse(path, "seed_everything", saved.seed, seed)
     arguments = options["data"].get("init_args") or {}

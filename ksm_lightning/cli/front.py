@@ -1,7 +1,6 @@
 """What ``ksm`` answers before anything slow is imported: its main help, its version, and misspelt commands."""
 
 import importlib.metadata
-import textwrap
 from typing import NamedTuple
 
 from ksm_lightning.cli.user_error import UserError, did_you_mean
@@ -68,11 +67,9 @@ COMMANDS = {
 }
 # What people type who know other programs.
 _OTHER_NAMES = {"train": "fit", "evaluate": "validate", "eval": "validate", "help": "--help", "version": "--version"}
-_WIDTH = 100
-_ABOUT = (
-    "Kernel similarity matching with Hebbian neural networks: train, evaluate and use a network. A configuration file "
-    "is code, as the classes that it names are imported: use files you trust. Run folders and checkpoints are data."
-)
+_ABOUT = """Kernel similarity matching with Hebbian neural networks: train, evaluate and use a network. A
+configuration file is code, as the classes that it names are imported: use files you trust. Run
+folders and checkpoints are data."""
 
 
 def answer(args: list[str]) -> str | None:
@@ -111,7 +108,7 @@ def version() -> str:
 
 def help_text() -> str:
     """The text of ``ksm --help``."""
-    lines = ["usage: ksm COMMAND [OPTIONS]", "", *textwrap.wrap(_ABOUT, _WIDTH), "", "commands:"]
+    lines = ["usage: ksm COMMAND [OPTIONS]", "", _ABOUT, "", "commands:"]
     for name, command in COMMANDS.items():
         lines += [f"  {name:9} {command.summary}", f"            {command.examples[0]}"]
     lines += [

@@ -32,7 +32,7 @@ from ksm_lightning.runs.logger import RunLogger
 from ksm_lightning.runs.stop import stopping_by
 from ksm_lightning.runs.strategy import MPS_NOTICE, check_strategy
 
-# One device unless the user asks for more: every further one adds a batch to each update.
+# Defaults of the trainer: one device, and no limit of epochs.
 _TRAINER_DEFAULTS = {"devices": 1, "max_epochs": -1, "num_sanity_val_steps": 0, "enable_model_summary": False}
 
 

@@ -8,7 +8,7 @@ import torch
 from ksm_lightning.callbacks import KernelErrorEvaluation
 from ksm_lightning.data.datamodule import datamodule_of
 from ksm_lightning.evaluation.plausibility import width_advice
-from ksm_lightning.kernels.width import WIDTH_POINTS
+from ksm_lightning.kernels.limits import TILE
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.runs import metric_names
 from ksm_lightning.runs.cut_short import cut_short
@@ -32,7 +32,7 @@ def _scores(trainer: L.Trainer, model: KernelSimilarityMatching) -> list[str]:
     lines.append(f"Kernel:             {model.network.kernel}")
     data = datamodule_of(trainer)
     if data is not None:
-        x = data.random_points(WIDTH_POINTS, torch.Generator().manual_seed(0))
+        x = data.random_points(TILE, torch.Generator().manual_seed(0))
         lines += filter(None, [width_advice(model.network.kernel, x, model.network.num_neurons)])
     if model.run_state.batch_choice:
         lines.append(model.run_state.batch_choice)

@@ -9,12 +9,11 @@ import numpy as np
 from ksm_lightning.data.memory import check_memory
 from ksm_lightning.data.table import Table
 from ksm_lightning.extras import import_extra
+from ksm_lightning.kernels.limits import ROWS_AT_ONCE
 
 _PURPOSE = "Parquet, Feather and Arrow files"
 pa = import_extra("pyarrow", "arrow", _PURPOSE)
 pc = import_extra("pyarrow.compute", "arrow", _PURPOSE)
-
-_ROWS_AT_ONCE = 16_384
 
 
 class BadValue(Exception):
@@ -75,7 +74,7 @@ def _open(path: Path) -> tuple[Any, int, Callable[[list[str]], Iterator[Any]]]:
         return (
             file.schema_arrow,
             file.metadata.num_rows,
-            lambda names: file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names),
+            lambda names: file.iter_batches(batch_size=ROWS_AT_ONCE, columns=names),
         )
 
     with pa.memory_map(str(path)) as file:

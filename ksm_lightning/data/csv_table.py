@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from ksm_lightning.data.table import Table, is_whole
+from ksm_lightning.kernels.limits import FEW, ROWS_AT_ONCE
 
 _SEPARATORS = "\t;,|"
-_ROWS_AT_ONCE = 4096  # lines held as text at once
-_LOOK_AHEAD = 20  # rows that are compared with a possible header
 _MISSING = {"", "na", "n/a", "nan", "null", "none", "?", "-"}
-_MAX_CLASSES = 20
 
 Line = tuple[int, list[str]]  # number of a line from 1, and its fields
 
@@ -42,9 +40,9 @@ class CsvTable(Table):
         self._file = path
         self._encoding = _encoding(path)
         self._separator = self._choose_separator()
-        start = list(islice(self._lines(), 1 + _LOOK_AHEAD))
-        first = start[0][1] if start else []
-        self._is_header = _is_header(first, [fields for _, fields in start[1:]])
+        lines = self._lines()
+        first, second = (next(lines, (0, []))[1] for _ in range(2))
+        self._is_header = _is_header(first, second)
         names = [each.strip() for each in first] if self._is_header else [str(i) for i in range(len(first))]
         self._columns = [_Column() for _ in names]
         self._blocks: list[np.ndarray] = []  # (rows, columns), with NaN for what is not a number
@@ -102,7 +100,7 @@ class CsvTable(Table):
 
     def _read(self) -> None:
         rows = self._rows()
-        while block := list(islice(rows, _ROWS_AT_ONCE)):
+        while block := list(islice(rows, ROWS_AT_ONCE)):
             lines = [number for number, _ in block]
             values = np.empty((len(block), len(self._columns)))
             for index, fields in enumerate(zip(*(fields for _, fields in block), strict=True)):
@@ -174,7 +172,7 @@ class CsvTable(Table):
         return (
             bool(others)
             and is_whole(values)
-            and 2 <= len(np.unique(values)) <= min(_MAX_CLASSES, self._num_rows // 2)
+            and 2 <= len(np.unique(values)) <= min(FEW, self._num_rows // 2)
             and not any(is_whole(np.concatenate([block[:, i] for block in self._blocks])) for i in others)
         )
 
@@ -192,7 +190,7 @@ def _has_decimal_comma(text: str) -> bool:
     return "," in text and is_number(text.replace(",", "."))
 
 
-def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+def _is_header(first: Sequence[str], second: Sequence[str]) -> bool:
     numbers = [each.strip() for each in first if is_number(each)]
     if not numbers:
         return bool(first)
@@ -205,7 +203,7 @@ def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     start = int(numbers[0]) if numbers[0].isdigit() else 0
     is_counting = numbers == [str(start + i) for i in range(len(numbers))]
     named = [i for i, text in texts if text]
-    below = [fields[i] for fields in rows for i in named if i < len(fields)]
+    below = [second[i] for i in named if i < len(second)]
     return is_counting and bool(below) and all(map(is_number, below))
 
 

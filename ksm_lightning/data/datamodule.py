@@ -13,8 +13,6 @@ from torch import Tensor
 from ksm_lightning.data.fingerprint import Fingerprint
 from ksm_lightning.data.loaders import (
     MAX_SLOTS,
-    SMALL_UPDATES_AT_ONCE,
-    UPDATES_AT_ONCE,
     PointLoader,
     UpdateLoader,
     draw_indices,
@@ -25,9 +23,8 @@ from ksm_lightning.network.preprocessing import Preprocessing, Scaling
 from ksm_lightning.network.readout import READOUT_SAMPLE
 from ksm_lightning.private_apis import checkpoint_interval
 
+# Points that a probe uses of data that may not fit into memory.
 _MAX_PROBE_POINTS = 100_000
-# Up to this number of products of numbers, an update takes at most half a millisecond on a CPU.
-_PRODUCTS_OF_SMALL = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -219,18 +216,7 @@ class KSMDataModule(L.LightningDataModule, ABC):
             next_update=lambda: trainer.global_step,
             last_update=trainer.max_steps if trainer.max_steps >= 0 else None,
             stops=[interval for interval in intervals if interval],
-            updates_at_once=self._updates_at_once(trainer.lightning_module, trainer.world_size),
         )
-
-    def _updates_at_once(self, module: Any, processes: int) -> int:
-        """More updates in a block if they are small: Lightning's loop would cost more than the updates.
-
-        Several processes finish a block before they look at signals, so theirs stay short.
-        """
-        W = getattr(getattr(module, "network", None), "W", None)
-        if W is None or processes > 1 or len(W) * max(W.shape) * self.batch_size > _PRODUCTS_OF_SMALL:
-            return UPDATES_AT_ONCE
-        return SMALL_UPDATES_AT_ONCE
 
     def val_dataloader(self) -> PointLoader:
         """The training points in order: the approximation error is defined on them."""
@@ -257,7 +243,7 @@ class KSMDataModule(L.LightningDataModule, ABC):
         """A random split of the training points: 80 % to train a probe, 20 % to select its penalty."""
         order = torch.randperm(len(self.train_points), generator=torch.Generator().manual_seed(0))
         if not isinstance(self.train_points.data, Tensor):
-            order = order[:_MAX_PROBE_POINTS]  # memory-mapped points may not fit into memory
+            order = order[:_MAX_PROBE_POINTS]
         count = len(order)
         return {"train": order[: count * 4 // 5], "validation": order[count * 4 // 5 :]}
 

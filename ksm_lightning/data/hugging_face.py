@@ -11,8 +11,8 @@ from ksm_lightning.data.arrow_table import number_type, read_labels, read_number
 from ksm_lightning.data.row_table import ImageFormat, stack_rows
 from ksm_lightning.data.table import NO_LABELS, Selection, Table, listed, option
 from ksm_lightning.extras import import_extra
+from ksm_lightning.kernels.limits import ROWS_AT_ONCE
 
-_ROWS_AT_ONCE = 16_384
 _WANTED = (
     "give a folder written by `save_to_disk`, a folder of Parquet, JSON, CSV or image files, or the name of a dataset "
     "on the Hugging Face Hub"
@@ -138,4 +138,4 @@ class HuggingFaceTable(Table):
         return read_labels(self._batches([name]), name, str(self.path), as_text=as_text)
 
     def _batches(self, names: list[str]) -> Iterator[Any]:
-        yield from self._dataset.select_columns(names).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
+        yield from self._dataset.select_columns(names).with_format("arrow").iter(batch_size=ROWS_AT_ONCE)

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from ksm_lightning.data.points import Points
 
-# Maximum number of updates and of values (16 MB of float32) in one block. 1,000 small updates take no longer than 200
-# large ones.
-UPDATES_AT_ONCE, SMALL_UPDATES_AT_ONCE, NUMBERS_AT_ONCE = 200, 1000, 2**22
+UPDATES_AT_ONCE = 200
+"""Largest number of updates in one block."""
+NUMBERS_AT_ONCE = 2**22
+"""Largest number of values in the batches of one block of several updates."""
 # Constants of SplitMix64 (Steele, Lea and Flood, 2014) in two's complement: PyTorch has no uint64 arithmetic.
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 MAX_SLOTS = 2**24  # positions in a global batch
@@ -69,7 +70,6 @@ class UpdateLoader:
             the middle of an epoch.
         last_update: Number of updates in the run; no block goes beyond it. Default: unlimited.
         stops: Blocks end at the multiples of each of these numbers, so that callbacks can act there.
-        updates_at_once: Maximum number of updates in a block. Default: 200.
     """
 
     def __init__(
@@ -83,7 +83,6 @@ class UpdateLoader:
         next_update: Callable[[], int] = lambda: 0,
         last_update: int | None = None,
         stops: Sequence[int] = (),
-        updates_at_once: int = UPDATES_AT_ONCE,
     ) -> None:
         if not 1 <= (rank + 1) * batch_size <= MAX_SLOTS:
             raise ValueError(
@@ -98,7 +97,7 @@ class UpdateLoader:
         self.rank = rank
         self.next_update = next_update
         self.last_update = last_update
-        block = max(1, min(updates_at_once, NUMBERS_AT_ONCE // (batch_size * points.num_features)))
+        block = max(1, min(UPDATES_AT_ONCE, NUMBERS_AT_ONCE // (batch_size * points.num_features)))
         self.stops = (block, updates_per_epoch, *stops)
 
     def indices(self, first_update: int, updates: int) -> Tensor:

@@ -24,8 +24,8 @@ _FILES = {
     "t10k-images-idx3-ubyte": (_TEST, _SIDE, _SIDE),
     "t10k-labels-idx1-ubyte": (_TEST,),
 }
-# Seconds that a process waits for the download of the first one of its machine, and between two looks.
-_PATIENCE, _PAUSE = 1800.0, 0.1
+# Seconds that a process waits for the download of the first one of its machine.
+_PATIENCE = 1800.0
 
 
 class CroppedMNISTDataModule(KSMDataModule):
@@ -93,7 +93,7 @@ class CroppedMNISTDataModule(KSMDataModule):
                     raise FileNotFoundError(
                         f"{name} was not downloaded by the process with local rank 0 within {_PATIENCE:g} s: {advice}"
                     )
-                time.sleep(_PAUSE)
+                time.sleep(1)
             return
         try:
             self._fetch()

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ksm_lightning.network.preprocessing import ROWS_AT_ONCE, Preprocessing
+from ksm_lightning.kernels.limits import ROWS_AT_ONCE
+from ksm_lightning.network.preprocessing import Preprocessing
 
 
 class Points:

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ksm_lightning.kernels.limits import FEW
+
 NO_LABELS = "none"
 """Value of ``labels`` that says that a table has no labels: every column is an input."""
 
 _LABEL_WORD = r"(labels?|targets?|class(es)?)"
 _LABEL_NAME = re.compile(rf"y|{_LABEL_WORD}|.*[ _.-]{_LABEL_WORD}|{_LABEL_WORD}[ _.-](id|index|name|no|nr)", re.I)
-_MAX_NAMED = 10  # columns that a message lists
 
 
 class Selection(NamedTuple):
@@ -193,14 +194,14 @@ def option(name: str, *values: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names separated by commas, the first ten of many.
+    """Names separated by commas, the first 20 of many.
 
     Example:
         >>> listed(["a", "b"]), listed([str(i) for i in range(300)])
-        ('a, b', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 290 more')
+        ('a, b', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19 and 280 more')
     """
-    rest = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + rest
+    rest = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return ", ".join(names[:FEW]) + rest
 
 
 def is_whole(values: np.ndarray) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from ksm_lightning.kernels import Kernel, Tile, full_precision, random_subset, symmetric_tiles
+from ksm_lightning.kernels.limits import TILE
 from ksm_lightning.private_apis import is_synced
 
 
@@ -57,7 +58,7 @@ def nrmse_from_sums(sums: Tensor) -> Tensor:
     return torch.where(sums[0].isfinite(), errors, torch.nan)
 
 
-def kernel_nrmse(kernel: Kernel, x: Tensor, *representations: Tensor, tile: int = 1024) -> Tensor:
+def kernel_nrmse(kernel: Kernel, x: Tensor, *representations: Tensor, tile: int = TILE) -> Tensor:
     """Normalised error ``||F - Y Y^T||_F / ||F||_F`` with ``F = f(x_s, x_t)`` over all pairs.
 
     Args:

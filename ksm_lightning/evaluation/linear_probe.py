@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import full_precision
+from ksm_lightning.kernels.limits import BYTES_AT_ONCE, ROUNDING, ROWS_AT_ONCE
 from ksm_lightning.network.readout import Encoder, encode_in_blocks
 
 Selection = Literal["validation", "paper"]
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""Penalties of a softmax regression to choose from."""
+# Iterations that L-BFGS remembers. The convergence is checked, which synchronises host and device, once per as many.
 _HISTORY = 10
-# A typical <p (1-p)> of a class near the solution. A factor of 3 either way only costs a few iterations.
+# A typical <p (1-p)> of a class near the solution.
 _CURVATURE = 0.03
-# Iterations between convergence checks, each of which synchronises host and device.
-_CHECK_EVERY = 10
-_BYTES_AT_ONCE = 2**29
 
 
 class Classifiers(NamedTuple):
@@ -36,9 +36,9 @@ class Classifiers(NamedTuple):
         flat = self.W.permute(2, 0, 1, 3).reshape(features, -1)  # (features, seeds * penalties * classes)
         right = torch.zeros(seeds, penalties, dtype=torch.float64, device=x.device)
         with full_precision(x.device):
-            for start in range(0, len(x), 4096):
-                logits = (x[start : start + 4096] @ flat).view(-1, seeds, penalties, classes) + self.b
-                right += (logits.argmax(-1) == labels[start : start + 4096, None, None]).sum(0)
+            for part, part_labels in zip(torch.split(x, ROWS_AT_ONCE), torch.split(labels, ROWS_AT_ONCE), strict=True):
+                logits = (part @ flat).view(-1, seeds, penalties, classes) + self.b
+                right += (logits.argmax(-1) == part_labels[:, None, None]).sum(0)
         return right / len(x)
 
 
@@ -119,7 +119,7 @@ def _principal_axes(x: Tensor, share: Tensor | None) -> Tensor:
         return directions
     values, vectors = torch.linalg.eigh((x @ x.mT).double())  # (seeds, samples)
     # Directions that consist of rounding errors are set to 0.
-    keep = values > 1e-10 * values[:, -1:]
+    keep = values > ROUNDING * values[:, -1:]
     inverse = torch.where(keep, values.clamp(min=1e-300).rsqrt(), 0.0)
     axes: Tensor = x.double().mT @ (vectors * inverse[:, None])
     return axes.to(x.dtype)
@@ -170,7 +170,7 @@ def _minimise(
         direction = _two_loops(gradient, history, gamma)
         slope = _dot(gradient, direction)
         is_open = -slope > tolerance
-        if iteration % _CHECK_EVERY == _CHECK_EVERY - 1:
+        if iteration % _HISTORY == _HISTORY - 1:
             check()
             keep = is_open.any(0).nonzero()[:, 0]
             solution[:, members] = phi
@@ -291,7 +291,7 @@ def linear_probe(
     draws = [draw_labelled(labels, per_class, seed) for seed in seeds]
     validation_features = encode_in_blocks(encode, validation[0])
     test_features = encode_in_blocks(encode, test[0]) if test is not None and selection == "validation" else None
-    together = max(1, _BYTES_AT_ONCE // (4 * len(draws[0]) * validation_features.shape[1]))
+    together = max(1, BYTES_AT_ONCE // (4 * len(draws[0]) * validation_features.shape[1]))
     scores = []
     for start in range(0, len(draws), together):
         check()

@@ -8,19 +8,15 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, random_subset
+from ksm_lightning.kernels.limits import NOTICEABLE, TILE
 from ksm_lightning.kernels.width import Rows, typical_width
 from ksm_lightning.network.landmark_error import LandmarkError
 from ksm_lightning.network.readout import LandmarkFeatures
 
-# Number of points that are looked at.
-_POINTS = 500
-# For a flat spectrum of r directions, the best n features have an error of sqrt(1 - n / r): 0.95 at r = 10 n.
+# Independent directions per feature from which on a kernel is too narrow.
 _SPREAD = 10.0
-# At a mean similarity of 0.99, a constant feature has an error of sqrt(1 - 0.99^2) = 0.14, as small as that of the
-# network on half moons: the kernel hardly distinguishes points.
-_ALIKE = 0.99
-# Warn if an error exceeds this multiple of that of uniform landmarks. Below the other number it does not matter.
-_WORSE, _SMALL = 1.7, 2e-2
+FAR_ABOVE = 2.0
+"""An error is far above another one if it exceeds this multiple of it."""
 
 
 class Similarity(NamedTuple):
@@ -47,7 +43,7 @@ def width_problem(similarity: Similarity, count: int) -> Literal["narrow", "wide
         return None  # all points are equal, so no width is better than another
     if similarity.mean_square * _SPREAD * count < 1:
         return "narrow"
-    return "wide" if similarity.mean > _ALIKE else None
+    return "wide" if similarity.mean > 1 - NOTICEABLE else None
 
 
 def width_advice(kernel: Kernel, x: Rows, count: int) -> str | None:
@@ -62,7 +58,7 @@ def width_advice(kernel: Kernel, x: Rows, count: int) -> str | None:
 similarity of 0. Try sigma=2.1, which sigma='auto' chooses.
     """
     is_few = len(x) <= count  # each of them can have a feature of its own
-    sample = x[random_subset(len(x), _POINTS)]
+    sample = x[random_subset(len(x), TILE)]
     if len(sample) < 2 or "sigma" not in kernel.params():
         return None
     similarity = compare_points(kernel, sample)
@@ -85,12 +81,12 @@ def warn_if_worse_than_uniform(features: LandmarkFeatures, x: Tensor) -> None:
     The responses of the paper's network have an error that no number of landmarks or updates lowers, where the kernel
     is narrow or the data are simple.
     """
-    x = x[random_subset(len(x), _POINTS)]
+    x = x[random_subset(len(x), TILE)]
     error = LandmarkError(features.kernel, x)
     ours = error.of_features(features(error.x).double())
     count = features.M.shape[1]
     uniform = min(error(x[random_subset(len(x), count, seed=seed)]) for seed in range(5))
-    if ours > max(_WORSE * uniform, _SMALL):
+    if ours > max(FAR_ABOVE * uniform, NOTICEABLE):
         warnings.warn(
             f"The kernel error of these features is {ours:.2g}, and that of {count} random samples as landmarks "
             f"{uniform:.2g}: use readout='nystroem' or 'least_squares', or bound='tight'.",

@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
+from ksm_lightning.kernels.limits import TILE
 from ksm_lightning.network import functional
 from ksm_lightning.network.ksm_network import KSMNetwork
-
-_SPECTRUM_POINTS = 1000
 
 
 def portrait_arrays(network: KSMNetwork, x: Tensor, pairs: int = 500) -> dict[str, np.ndarray]:
@@ -36,7 +35,7 @@ def portrait(network: KSMNetwork, x: Tensor, pairs: int = 500) -> dict[str, Tens
     kernel = network.kernel
     W, y = network.align_signs(network(x))
     few = slice(None, None, max(len(x) // pairs, 1))
-    spectrum = slice(None, None, max(len(x) // _SPECTRUM_POINTS, 1))
+    spectrum = slice(None, None, max(len(x) // TILE, 1))
     return {
         "x": x,
         "W": W,

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from ksm_lightning.kernels import full_precision
 
+RIDGES = tuple(10.0**power for power in range(-9, 4))
+"""Penalties of a ridge regression to choose from, as multiples of a variance of the features."""
+
 
 class LinearMaps(NamedTuple):
     """Linear maps ``x W + b``, one per data set and penalty."""

@@ -9,9 +9,7 @@ from matplotlib.ticker import LogLocator
 
 from ksm_lightning.baselines.methods import METHODS
 from ksm_lightning.baselines.tables import Summary
-
-# Errors of float32 features below this value are rounding errors.
-_ROUNDING = 1e-6
+from ksm_lightning.kernels.limits import FLOAT32_ROUNDING
 
 
 class Curve(NamedTuple):
@@ -43,7 +41,7 @@ def error_panel(axes: Axes, curves: Mapping[str, Curve], title: str) -> None:
         return
     axes.set(xscale="log", yscale="log")
     least = min(value for curve in curves.values() for value in curve.mean if value > 0)
-    axes.set_ylim(bottom=max(0.6 * least, _ROUNDING))
+    axes.set_ylim(bottom=max(0.6 * least, FLOAT32_ROUNDING))
     sizes = sorted({n for curve in curves.values() for n in curve.sizes})
     # Labels that would overlap the next one are left out.
     is_named = [after / n > 1.4 for n, after in zip(sizes, [*sizes[1:], np.inf], strict=True)]

@@ -81,8 +81,14 @@ def tuning_panel(axes: Axes, x: np.ndarray, response: np.ndarray, neuron: int, p
     plane.label(axes)
 
 
-def choose_neurons(centres: np.ndarray, y: np.ndarray, count: int) -> list[int]:
-    """The most active neuron, then neurons whose centres (n, m) are far from those already chosen."""
+def choose_neurons(centres: np.ndarray, y: np.ndarray, count: int = 3) -> list[int]:
+    """The most active neuron, then neurons whose centres (n, m) are far from those already chosen.
+
+    Args:
+        centres: Centres (n, m) of the neurons.
+        y: Responses (samples, n).
+        count: Number of neurons.
+    """
     strength = (y * y).mean(0)
     chosen = [int(strength.argmax())]
     alive = strength > 0.05 * strength.max()

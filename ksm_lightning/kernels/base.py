@@ -15,6 +15,7 @@ from ksm_lightning.kernels.precision import full_precision
 Pullback = Callable[[Tensor], Tensor]
 Prepared = tuple[Tensor, ...]
 
+# Points of which a diagonal is taken from a Gram block.
 _DIAGONAL_TILE = 64
 
 

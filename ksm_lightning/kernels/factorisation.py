@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-# Eigenvalues below this fraction of the largest are treated as rounding errors.
-_CUT = 1e-10
+from ksm_lightning.kernels.limits import ROUNDING
 
 
 def robust_cholesky(matrix: Tensor) -> Tensor:
@@ -31,4 +30,4 @@ def robust_cholesky(matrix: Tensor) -> Tensor:
 def inverse_root(values: Tensor) -> Tensor:
     """``values^(-1/2)``, and 0 for values that are rounding errors."""
     tiny = torch.finfo(values.dtype).tiny
-    return torch.where(values > _CUT * values.max().clamp(min=tiny), values.clamp(min=tiny).rsqrt(), 0.0)
+    return torch.where(values > ROUNDING * values.max().clamp(min=tiny), values.clamp(min=tiny).rsqrt(), 0.0)

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_TILE = 1024
+from ksm_lightning.kernels.limits import TILE
 
 Tile = tuple[slice, slice, int]
 
 
-def symmetric_tiles(samples: int, tile: int = _TILE) -> Iterator[Tile]:
+def symmetric_tiles(samples: int, tile: int = TILE) -> Iterator[Tile]:
     """Rows and columns of the tiles on and above the diagonal, and the weight (1 or 2) of each in a full sum."""
     for top in range(0, samples, tile):
         for left in range(top, samples, tile):

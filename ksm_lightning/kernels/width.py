@@ -7,16 +7,14 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from ksm_lightning.kernels.limits import TILE
 from ksm_lightning.kernels.pairs import random_subset
 from ksm_lightning.kernels.registry import kernel_parameters
 
 Auto = Literal["auto"]
 AUTO: Auto = "auto"
 """The value of ``sigma`` that stands for :func:`auto_width` of the training data."""
-WIDTH_POINTS = 1000
-"""Number of points whose distances determine a width."""
-# A linear model on 100 features was most accurate at 0.5 to 1 times the median distance on twelve data sets, and at 0.7
-# within 0.014 of the best on each. On standardised data, scikit-learn's 1 / m for gamma is about half the median.
+# A width as a multiple of the median distance.
 _OF_MEDIAN = 0.7
 
 
@@ -35,7 +33,7 @@ def typical_width(x: Rows) -> float | None:
     The sample has at most 1,000 points and depends on the data only, so that the result is reproducible and the memory
     bounded. If more than half of the distances are 0, the mean of the others takes the place of the median.
     """
-    sample = x[random_subset(len(x), WIDTH_POINTS)].double()
+    sample = x[random_subset(len(x), TILE)].double()
     sample = sample - sample[:1]
     # The largest difference as unit: squares of very large or small values would be out of range.
     unit = float(sample.abs().max()) if sample.numel() else 0.0

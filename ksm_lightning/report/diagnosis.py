@@ -6,24 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ksm_lightning.evaluation.plausibility import Similarity, width_problem
-from ksm_lightning.report.health import SILENT, Health
+from ksm_lightning.evaluation.plausibility import FAR_ABOVE, Similarity, width_problem
+from ksm_lightning.kernels.limits import FLOAT32_ROUNDING, NOTICEABLE
+from ksm_lightning.report.health import Health
 
 Severity = Literal["error", "warning", "advice"]
 
-# Good runs on half moons and digits had up to 6 % idle landmarks.
+# Part of the landmarks that may be idle in a good run.
 _IDLE = 0.1
-# Relative errors of responses are about eps times the condition number; 1 % is visible in kernel errors of 0.01 to 0.2.
-_ROUNDING = 0.01
-# On half moons, the network's error is 1.5 times that of the Nystroem readout at 16 neurons, where more neurons still
-# help, and 4 times at 32 neurons, where they do not.
-_FLOOR = 2.0
-# Kernel errors of float32 features below this value are rounding errors.
-_EXACT = 1e-5
-# A decrease of the energy counts if two stretches of at least _STRETCH values differ by more than _CERTAIN standard
-# errors and by the fraction _FALL. On half moons, 8,000 updates end 0.6 % below 100 updates, with a kernel error of
-# 0.175 instead of 0.182, so a decrease below 1 % is not worth another run.
-_STRETCH, _CERTAIN, _FALL = 8, 3.0, 0.01
+# Values of a stretch of energies, and standard errors by which two stretches must differ.
+_STRETCH, _CERTAIN = 8, 3.0
 
 
 class Finding(NamedTuple):
@@ -97,7 +89,7 @@ def _about_neurons(evidence: Evidence) -> Iterator[Finding]:
     n, silent, idle = evidence.num_neurons, evidence.health.silent, evidence.health.idle
     if silent:
         title = f"{silent} of {n} neurons {'is' if silent == 1 else 'are'} dead"
-        limit = "the ridge" if evidence.is_tight else f"{SILENT:.0%} of the mean over neurons"
+        limit = "the ridge" if evidence.is_tight else f"{NOTICEABLE:.0%} of the mean over neurons"
         measured = f"Their mean squared response is below {limit}."
     elif idle > _IDLE * n:
         title = f"{idle} of {n} landmarks are idle"
@@ -120,9 +112,9 @@ def _about_lateral_weights(evidence: Evidence) -> Iterator[Finding]:
     health, ridge = evidence.health, evidence.ridge
     largest, smallest = health.largest + ridge, health.smallest + ridge
     condition = largest / smallest if smallest > 0 else math.inf
-    if condition * health.precision <= _ROUNDING or evidence.is_tight:  # a tight network's L is diagonal
+    if condition * health.precision <= NOTICEABLE or evidence.is_tight:  # a tight network's L is diagonal
         return
-    enough = health.largest * health.precision / (0.1 * _ROUNDING)
+    enough = health.largest * health.precision / (0.1 * NOTICEABLE)
     yield Finding(
         "warning",
         "L is ill-conditioned",
@@ -136,7 +128,7 @@ def _about_errors(evidence: Evidence) -> Iterator[Finding]:
     errors = evidence.errors
     if errors is None:
         return
-    if errors.nystroem > max(1.01 * errors.uniform, _EXACT):
+    if errors.nystroem > max((1 + NOTICEABLE) * errors.uniform, FLOAT32_ROUNDING):
         yield Finding(
             "warning",
             "Random data points are better landmarks than the learned ones",
@@ -144,7 +136,7 @@ def _about_errors(evidence: Evidence) -> Iterator[Finding]:
             "with uniformly drawn ones.",
             _longer(evidence),
         )
-    if errors.neural > max(_FLOOR * errors.nystroem, _EXACT):
+    if errors.neural > max(FAR_ABOVE * errors.nystroem, FLOAT32_ROUNDING):
         yield Finding(
             "advice",
             "The error of the network has reached the limit of its bound",
@@ -190,7 +182,7 @@ def falling(energies: Sequence[float]) -> float | None:
     drop = statistics.fmean(before) - statistics.fmean(after)
     noise = math.sqrt((statistics.variance(before) + statistics.variance(after)) / size)
     scale = abs(statistics.fmean(after))
-    return drop / scale if scale > 0 and drop > max(_CERTAIN * noise, _FALL * scale) else None
+    return drop / scale if scale > 0 and drop > max(_CERTAIN * noise, NOTICEABLE * scale) else None
 
 
 def _about_kernel(evidence: Evidence) -> Iterator[Finding]:

@@ -5,12 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ksm_lightning.kernels.limits import NOTICEABLE
 from ksm_lightning.learning.relocation import find_moves
 from ksm_lightning.network.ksm_network import KSMNetwork
-
-SILENT = 0.01
-"""A neuron below this fraction of the mean activity is silent. The adaptive schedule uses the same threshold for idle
-landmarks."""
 
 
 class Health(NamedTuple):
@@ -37,7 +34,7 @@ def examine(network: KSMNetwork, x: Tensor, y: Tensor) -> Health:
         return Health(is_finite=False)
     activity = y.double().square().mean(0)  # (n,)
     # Responses of a tight network are principal components, whose activity falls by orders of magnitude.
-    smallest = SILENT * activity.mean() if network.bound == "paper" else network.ridge
+    smallest = NOTICEABLE * activity.mean() if network.bound == "paper" else network.ridge
     eigenvalues = torch.linalg.eigvalsh(network.L.double())
     moves = find_moves(network.kernel, torch.unique(x, dim=0), network.W, max(1, network.num_landmarks // 4))
     return Health(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.baselines.comparison import OnStep
-from ksm_lightning.baselines.kernel_pca import KernelPCA, Solver
+from ksm_lightning.baselines.kernel_pca import KernelPCA
 from ksm_lightning.baselines.methods import METHODS, READOUT_METHODS, NetworkOptions
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
@@ -17,26 +17,21 @@ from ksm_lightning.evaluation.linear_probe import Probe, linear_probe
 from ksm_lightning.evaluation.plausibility import compare_points
 from ksm_lightning.evaluation.portrait import portrait_arrays
 from ksm_lightning.kernels import Kernel
+from ksm_lightning.kernels.limits import TILE
 from ksm_lightning.kernels.pairs import random_subset
 from ksm_lightning.learning import sample_size
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.functional import linearised_responses
-from ksm_lightning.network.readout import READOUTS, Encoder, make_encoder
+from ksm_lightning.network.readout import READOUT_SAMPLE, READOUTS, Encoder, make_encoder
 from ksm_lightning.report.diagnosis import Errors, Evidence, Finding, diagnose
 from ksm_lightning.report.health import Health, examine
 from ksm_lightning.report.pictures import PAIRED, Picture, draw_curves, draw_network, draw_ranking
 from ksm_lightning.runs import metric_names
 from ksm_lightning.runs.finished_run import FinishedRun, Series
 
-# Kernel PCA is exact up to this number of points, which takes 20 s on one core, and randomised beyond.
-_EXACT_UP_TO = 4000
-# Points that Nystroem selects landmarks from. KMeans on more points takes minutes at n = 800.
-_FIT_POINTS = 10_000
+# Seeds of other methods, and of draws of labelled samples.
 _SEEDS = range(3)
-_DRAWN_POINTS, _DRAWN_PAIRS, _COMPARED_POINTS = 1600, 500, 1000
 _LABELS_PER_CLASS = (1, 10, 100, 1000)
-# Number of draws of labelled samples. From 1,000 labels per class on, draws hardly differ and take long.
-_DRAWS, _DRAWS_OF_MANY, _MANY = 5, 1, 1000
 _OTHER_METHODS = ("nystroem_uniform", "nystroem_kmeans")
 _STEPS = ("network", "errors of other methods", "linear probes", "pictures", "diagnosis", "page")
 
@@ -135,7 +130,7 @@ def measure(
             for name, sample in samples.items()
         }
         start("errors of other methods")
-        pool = points.take(random_subset(len(points), _FIT_POINTS, seed=1)).to(x)
+        pool = points.take(random_subset(len(points), READOUT_SAMPLE, seed=1)).to(x)
         errors = compare_methods(model.network.kernel, x, pool, {name: encode(x) for name, encode in encoders.items()})
         with_n_features = dict(errors)
         if num_features is not None:
@@ -144,11 +139,11 @@ def measure(
         start("linear probes")
         probes = probe(data, encoders, x)
         start("pictures")
-        arrays = portrait_arrays(model.network, x[_spread(len(x), _DRAWN_POINTS)])
+        arrays = portrait_arrays(model.network, x[_spread(len(x), TILE)])
         if data.image_shape is not None:  # filters of many pixels need many points
             arrays["linearised"] = _linearised(model, pool)
         paired = {name: encoders[name] for name in PAIRED}
-        pairs = paired_similarities(model.network.kernel, x[_spread(len(x), _DRAWN_PAIRS)], paired)
+        pairs = paired_similarities(model.network.kernel, x[_spread(len(x), TILE)], paired)
         pictures |= draw_network(arrays, pairs, model.network.kernel, data.image_shape)
         pictures["comparison"] = draw_ranking(errors)
     start("diagnosis")
@@ -189,10 +184,9 @@ def compare_methods(kernel: Kernel, x: Tensor, pool: Tensor, features: Mapping[s
         features: Features (samples, n) of ``x`` by readout. The number of the first, n, is that of the other methods.
     """
     n = next(iter(features.values())).shape[1]
-    solver: Solver = "exact" if len(x) <= _EXACT_UP_TO else "randomised"
     scored = [(READOUT_METHODS[readout].name, y) for readout, y in features.items()]
     # With more neurons than points, one feature per point is exact.
-    scored.append(("kernel_pca", KernelPCA(kernel, min(n, len(x)), solver=solver).fit_transform(x)))
+    scored.append(("kernel_pca", KernelPCA(kernel, min(n, len(x))).fit_transform(x)))
     for name in _OTHER_METHODS:
         for seed in _SEEDS:
             method = METHODS[name].make(kernel, min(n, len(pool)), seed, NetworkOptions())
@@ -220,15 +214,9 @@ def probe(data: KSMDataModule, encoders: Mapping[str, Encoder], like: Tensor) ->
     counts = sorted({*(count for count in _LABELS_PER_CLASS if count <= most), most})
     probed: dict[str, Encoder] = {"x": lambda x: x, **encoders}
     found = {
-        name: [
-            linear_probe(
-                train, validation, test, per_class=count, encode=encode,
-                seeds=range(_DRAWS if count < _MANY else _DRAWS_OF_MANY),
-            )
-            for count in counts
-        ]
+        name: [linear_probe(train, validation, test, per_class=count, encode=encode, seeds=_SEEDS) for count in counts]
         for name, encode in probed.items()
-    }  # fmt: skip
+    }
     has_test_points = data.test_points is not None and data.test_labels is not None
     return Probes(counts, found, bool(getattr(data, "include_test", False)), has_test_points)
 
@@ -248,7 +236,7 @@ def _evidence(
         num_neurons=network.num_neurons,
         ridge=network.ridge,
         health=health,
-        similarity=compare_points(network.kernel, x[_spread(len(x), _COMPARED_POINTS)]),
+        similarity=compare_points(network.kernel, x[_spread(len(x), TILE)]),
         errors=Errors(mean["ksm"], mean["ksm_nystroem"], mean["nystroem_uniform"]) if mean else None,
         energies=[value for step, value in zip(*energy, strict=True) if step > start] if energy else (),
         updates=run.checkpoint["global_step"],

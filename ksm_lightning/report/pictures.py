@@ -17,7 +17,6 @@ from ksm_lightning.runs.finished_run import Series
 
 PAIRED = ("neural", "nystroem")
 """Readouts whose similarities are shown."""
-_TUNED_NEURONS = 3
 _ERRORS = {
     metric_names.kernel_nrmse("val"): "network",
     metric_names.kernel_nrmse("val", "nystroem"): "Nystroem readout",
@@ -140,7 +139,7 @@ def _draw_plane(data: Mapping[str, np.ndarray], kernel: Kernel) -> list[Picture]
             "Landmarks should cover the data. A landmark far from the data never responds.",
         )
     ]
-    for neuron in figures.choose_neurons(data["centres"], y, _TUNED_NEURONS):
+    for neuron in figures.choose_neurons(data["centres"], y):
         panel = partial(figures.tuning_panel, x=x, response=y[:, neuron], neuron=neuron, plane=plane)
         drawn.append(picture(figures.draw(panel), f"The data {where}, coloured by the response of neuron {neuron}."))
     return drawn

@@ -13,9 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from ksm_lightning.private_apis import add_event
 from ksm_lightning.runs import metric_names as names
-
-# Seconds to wait for TensorBoard's writer at the end of a run, and of one that has failed or was stopped.
-_PATIENCE, _PATIENCE_AFTER_FAILURE = 60.0, 5.0
+from ksm_lightning.runs.processes import PATIENCE
 
 
 class RunLogger(TensorBoardLogger):
@@ -72,7 +70,7 @@ class RunLogger(TensorBoardLogger):
 
         writing = threading.Thread(target=close, daemon=True)
         writing.start()
-        writing.join(_PATIENCE if status == "success" else _PATIENCE_AFTER_FAILURE)
+        writing.join(PATIENCE)
         if writing.is_alive():
             rank_zero_warn(f"TensorBoard could not write its last events to {self.log_dir}; the file may end early.")
         if failures:

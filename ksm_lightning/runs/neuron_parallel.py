@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.data import KSMDataModule
+from ksm_lightning.kernels.limits import TILE
 from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate_count, check_range
 from ksm_lightning.learning.learner import Stage
 from ksm_lightning.learning.training import start_at
@@ -19,12 +20,11 @@ from ksm_lightning.private_apis import attached_trainer
 from ksm_lightning.runs.digest import digest_of
 from ksm_lightning.runs.panels import PanelName, has_panels, put_rows, read_rows, restrict_rows, take_rows
 from ksm_lightning.runs.processes import TrainerCollectives, on_first_process
-from ksm_lightning.runs.start import CHECKED_POINTS, StartingModule
+from ksm_lightning.runs.start import StartingModule
 from ksm_lightning.runs.strategy import keep_unwrapped
 from ksm_lightning.sharding import Shard, ShardedLearner, ShardedNetwork
 
 T = TypeVar("T")
-_SENT_ROWS = 1024  # rows that the first process receives at once
 
 
 def make_learner(
@@ -125,7 +125,7 @@ class NeuronParallelModule(StartingModule):
 
         def choose() -> None:
             kernel, sizes = hyper.make_kernel(), (hyper.num_neurons, data.in_features)
-            check_range(kernel, data.random_points(CHECKED_POINTS, torch.Generator().manual_seed(0)))
+            check_range(kernel, data.random_points(TILE, torch.Generator().manual_seed(0)))
             init = NormalInit(hyper.init_scale)
             if hyper.init == "data" and candidates is not None:
                 init = start_at(candidates, kernel, is_natural)  # type: ignore[assignment]
@@ -232,7 +232,7 @@ class NeuronParallelModule(StartingModule):
 def _on_first(rows: Tensor, shard: Shard) -> Tensor:
     """The rows of all processes, on the CPU of the first one; elsewhere an empty tensor."""
     whole = torch.empty(shard.num_neurons if shard.ranks.is_first else 0, *rows.shape[1:], dtype=rows.dtype)
-    for panel in shard.panels(_SENT_ROWS):
+    for panel in shard.panels(TILE):
         sent = shard.broadcast(panel, rows)
         if shard.ranks.is_first:
             whole[panel.rows] = sent.cpu()

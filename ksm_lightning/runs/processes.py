@@ -10,6 +10,8 @@ from torch import Tensor
 from ksm_lightning.private_apis import attached_trainer
 
 T = TypeVar("T")
+PATIENCE = 60.0
+"""Seconds to wait for another program or thread that should have answered long ago."""
 
 
 def on_first_process(trainer: L.Trainer, compute: Callable[[], T]) -> T:

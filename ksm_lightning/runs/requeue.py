@@ -16,9 +16,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ksm_lightning.runs.checkpoint_file import write_checkpoint
-from ksm_lightning.runs.processes import on_first_process
-
-_PATIENCE = 60.0  # seconds for `scontrol`
+from ksm_lightning.runs.processes import PATIENCE, on_first_process
 
 
 def hpc_checkpoints(root: Path) -> list[Path]:
@@ -69,7 +67,7 @@ def _ask_slurm() -> str:
         job = f"{os.environ.get('SLURM_ARRAY_JOB_ID', job)}_{task}"
     try:
         result = subprocess.run(
-            ["scontrol", "requeue", job], capture_output=True, text=True, timeout=_PATIENCE, check=False
+            ["scontrol", "requeue", job], capture_output=True, text=True, timeout=PATIENCE, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)

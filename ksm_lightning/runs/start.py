@@ -11,7 +11,7 @@ from torch import Tensor
 from ksm_lightning.data import KSMDataModule
 from ksm_lightning.data.loaders import batches_of
 from ksm_lightning.kernels import auto_width, chooses_width
-from ksm_lightning.kernels.width import WIDTH_POINTS
+from ksm_lightning.kernels.limits import TILE
 from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate_count, check_range
 from ksm_lightning.learning.batch_choice import BATCH_SIZES, Measured, choose_batch_size
 from ksm_lightning.learning.learner import Stage
@@ -19,9 +19,6 @@ from ksm_lightning.learning.training import start_at
 from ksm_lightning.network import Initialiser, KSMNetwork, NormalInit
 from ksm_lightning.runs.processes import on_first_process
 from ksm_lightning.runs.run_state import StoppableModule
-
-CHECKED_POINTS = 1000
-"""Number of points that show whether the kernel is in the range of their dtype."""
 
 
 class StartingModule(StoppableModule):
@@ -59,7 +56,7 @@ class StartingModule(StoppableModule):
 
     def choose_width_from(self, data: KSMDataModule) -> None:
         """:meth:`choose_width` for the training points. They do not depend on the seed of the run."""
-        self.choose_width(lambda: data.random_points(WIDTH_POINTS, torch.Generator().manual_seed(0)))
+        self.choose_width(lambda: data.random_points(TILE, torch.Generator().manual_seed(0)))
 
     def use_width(self, sigma: float) -> None:
         """Make this the width of the kernel."""
@@ -82,7 +79,7 @@ class StartingModule(StoppableModule):
             self.learner.set_kernel_for(self.trainer.global_step)
 
         def choose() -> float:
-            check_range(hyper.make_kernel(), data.random_points(CHECKED_POINTS, torch.Generator().manual_seed(0)))
+            check_range(hyper.make_kernel(), data.random_points(TILE, torch.Generator().manual_seed(0)))
             starts_at_data = is_unplaced and hyper.init == "data"
             candidates = None
             if starts_at_data or is_natural:

@@ -1,13 +1,12 @@
 """Configuration files, read as plain values: nothing that a file names is imported or run."""
 
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import yaml
 
-# Values of a file with all aliases written out, and depth of their nesting. The configuration of a run has about 150
-# values in 5 levels.
-_MAX_VALUES, _MAX_DEPTH = 100_000, 100
+# Values of a file with all aliases written out.
+_MAX_VALUES = 100_000
 
 
 def read_config(path: Path) -> Any:
@@ -19,8 +18,6 @@ def read_config(path: Path) -> Any:
     """
     try:
         with path.open(encoding="utf-8") as file:
-            _check_depth(file)
-            file.seek(0)
             content = yaml.safe_load(file)
         count = _count(content, _MAX_VALUES)
     except UnicodeDecodeError as error:
@@ -33,15 +30,6 @@ def read_config(path: Path) -> Any:
     if count > _MAX_VALUES:
         raise ValueError(f"has more than {_MAX_VALUES:,} values, with its aliases written out")
     return content
-
-
-def _check_depth(file: TextIO) -> None:
-    """Raise RecursionError if the file is nested too deeply: the time of reading grows with the square of the depth."""
-    depth = 0
-    for event in yaml.parse(file, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAX_DEPTH:
-            raise RecursionError
 
 
 def _count(content: Any, limit: int) -> int:

@@ -21,15 +21,15 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
+from ksm_lightning.kernels.limits import TILE
 from ksm_lightning.learning.exact import lateral_eigenvalues
 from ksm_lightning.sharding.inversion import invert
 from ksm_lightning.sharding.layout import Shard
 
 # Eigenvalues of B below this fraction of its trace are rounding errors.
-RESOLUTION = 1e-13
-# Logarithm of the ratio of two shifts, and how far they go beyond the largest eigenvalue.
-_SPACING, _BEYOND = 1.0, 4.0
-_GRID = 1500  # eigenvalues at which the fractions are fitted
+_RESOLUTION = 1e-13
+# Logarithm of the largest shift over the largest eigenvalue.
+_BEYOND = 4.0
 
 
 class Fractions(NamedTuple):
@@ -53,11 +53,11 @@ def lateral_fractions(ridge: float, largest: float) -> Fractions:
         >>> bool((abs(found(beta) / exact - 1) < 1e-4).all())
         True
     """
-    smallest = max(RESOLUTION * largest, 4 * ridge**3 / 27)  # fractions with smaller shifts are not needed
-    shifts = np.exp(np.arange(np.log(smallest), np.log(largest) + _BEYOND, _SPACING))
+    smallest = max(_RESOLUTION * largest, 4 * ridge**3 / 27)  # fractions with smaller shifts are not needed
+    shifts = np.exp(np.arange(np.log(smallest), np.log(largest) + _BEYOND))
     is_cut = smallest > 4 * ridge**3 / 27
     first = smallest if is_cut else 1e-3 * smallest  # l is proportional to beta below
-    beta = np.exp(np.linspace(np.log(first), np.log(largest), _GRID))
+    beta = np.exp(np.linspace(np.log(first), np.log(largest), TILE))
     values = lateral_eigenvalues(torch.from_numpy(beta), ridge).numpy()
     columns = beta[:, None] / (beta[:, None] + shifts)
     columns = np.hstack([np.full((len(beta), 1), float(is_cut)), columns]) / values[:, None]  # relative errors

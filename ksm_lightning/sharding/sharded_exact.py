@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, full_precision
+from ksm_lightning.kernels.limits import TILE
 from ksm_lightning.learning.exact import lateral_eigenvalues, scale_of, set_scale
 from ksm_lightning.learning.spectrum import RANK, Spectrum
 from ksm_lightning.sharding.layout import Shard
 from ksm_lightning.sharding.matrix_function import exact_lateral
 from ksm_lightning.sharding.sharded_network import ShardedNetwork
 
-# Samples at once: they determine the memory and the size of the collectives.
-_BLOCK, _PASSES, _ROWS = 1024, 2, 256
+# Passes over the sample that make the leading eigenvectors precise.
+_PASSES = 2
 
 
 @torch.no_grad()
@@ -32,7 +33,7 @@ def leading_spectrum(kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, shard: Sha
     """
     n, count = shard.num_neurons, min(rank, shard.num_neurons)
     basis = torch.linalg.qr(shard.gather(_random_rows(shard.rows, count).to(W)))[0]  # (n, r)
-    blocks = torch.split(x.to(W), _BLOCK)
+    blocks = torch.split(x.to(W), TILE)
     with full_precision(W.device):
         for _ in range(_PASSES):
             product = W.new_zeros(shard.count, count)
@@ -55,9 +56,9 @@ def leading_spectrum(kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, shard: Sha
 
 def _random_rows(rows: slice, count: int) -> Tensor:
     """Normal numbers (rows, count), a function of the index of the row: they do not depend on who owns it."""
-    blocks = range(rows.start // _ROWS, -(-rows.stop // _ROWS))
-    drawn = [torch.randn(_ROWS, count, generator=torch.Generator().manual_seed(block)) for block in blocks]
-    first = blocks.start * _ROWS
+    blocks = range(rows.start // TILE, -(-rows.stop // TILE))
+    drawn = [torch.randn(TILE, count, generator=torch.Generator().manual_seed(block)) for block in blocks]
+    first = blocks.start * TILE
     return torch.cat(drawn)[rows.start - first : rows.stop - first]
 
 
@@ -96,7 +97,7 @@ def consolidate(network: ShardedNetwork, blocks: Iterable[Tensor]) -> float:
     B = torch.zeros(shard.count, shard.num_neurons, dtype=torch.float64, device=W.device)
     samples = 0
     for x in blocks:
-        for part in torch.split(x.to(W), _BLOCK):
+        for part in torch.split(x.to(W), TILE):
             b = network.kernel(part, W).double() * q  # (block, n_r)
             B.addmm_(b.mT, shard.gathered_mT(b))
             samples += len(part)

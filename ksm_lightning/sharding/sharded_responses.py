@@ -6,14 +6,12 @@ import warnings
 import torch
 from torch import Tensor
 
+from ksm_lightning.kernels.limits import NOTICEABLE
 from ksm_lightning.learning.responses import Inverse, ResponseSolver
 from ksm_lightning.learning.rules import StepSize
 from ksm_lightning.sharding.inversion import invert, residual
 from ksm_lightning.sharding.layout import Shard
 from ksm_lightning.sharding.sharded_network import ShardedNetwork
-
-LARGEST_RESIDUAL = 0.02
-"""Residual of a recomputed inverse above which responses are not reliable."""
 
 
 class ShardedResponses(ResponseSolver):
@@ -48,10 +46,10 @@ class ShardedResponses(ResponseSolver):
     def warn_if_inaccurate(self) -> None:
         """Warn if an inverse of the last block of updates was inaccurate. Synchronises with the device."""
         found = float(self.residual)
-        if found > LARGEST_RESIDUAL or math.isnan(found):
+        if found > NOTICEABLE or math.isnan(found):
             warnings.warn(
                 f"The inverse of L + ridge I was recomputed with a residual of {found:.1e}, and responses are reliable "
-                f"up to {LARGEST_RESIDUAL}: raise `ridge`, or train in float64 (precision=64-true).",
+                f"up to {NOTICEABLE}: raise `ridge`, or train in float64 (precision=64-true).",
                 stacklevel=2,
             )
 

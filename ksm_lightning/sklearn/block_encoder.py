@@ -7,13 +7,8 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import GaussianKernel
+from ksm_lightning.kernels.limits import FLOAT32_ROUNDING, TILE
 from ksm_lightning.network.readout import LandmarkFeatures
-
-# Numbers of a block of samples, its similarities and its features that are in the cache together.
-_NUMBERS, _FEWEST, _MOST = 2**19, 256, 1024
-# Largest error of features that are computed in float32, relative to the length of a feature vector. With 128 and 512
-# components of tables it changed the kernel error by less than 1e-5 of its value.
-_PRECISION = 5e-5
 
 
 class BlockEncoder:
@@ -30,8 +25,7 @@ class BlockEncoder:
         self.dtype, self.kernel = dtype, features.kernel
         self.W: Tensor = features.W.to(torch.float32 if dtype == np.float32 else torch.float64)
         self.M = np.ascontiguousarray(features.M.numpy(), dtype=dtype)
-        p, m = self.W.shape
-        self.rows = max(_FEWEST, min(_MOST, _NUMBERS // (m + p + self.M.shape[1]))) * torch.get_num_threads()
+        self.rows = TILE * torch.get_num_threads()
         # A subclass may have another formula.
         self.scale = -0.5 / self.kernel.sigma**2 if type(self.kernel) is GaussianKernel else None
         if self.scale is not None:
@@ -74,4 +68,4 @@ def is_precise(features: LandmarkFeatures, sample: Tensor) -> bool:
     with np.errstate(over="ignore"):
         narrow = BlockEncoder(features, np.dtype(np.float32))(x.astype(np.float32))
     longest = np.sqrt(np.square(wide).sum(1).max(initial=0.0))
-    return bool(np.abs(narrow - wide).max(initial=0.0) <= _PRECISION * longest)
+    return bool(np.abs(narrow - wide).max(initial=0.0) <= FLOAT32_ROUNDING * longest)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
+from ksm_lightning.kernels.limits import FEW
 from ksm_lightning.sklearn.similarity_matrix import check_similarities
 
 Form = Literal["tensors", "arrays", "rows"]
@@ -16,8 +17,6 @@ _WANTED = (
     "`kernel` must map arrays (a, m) and (b, m) to the matrix (a, b) of their similarities, or two rows (m,) to one "
     "number"
 )
-# Samples on which a function is tried.
-_TRIED = 20
 
 
 class CallableKernel(Kernel):
@@ -98,7 +97,7 @@ def callable_kernel(function: Callable[..., Any], options: Mapping[str, Any], X:
     """
     if isinstance(function, type):
         raise ValueError(f"`kernel` is the class {function.__name__}: pass an object, {function.__name__}(...).")
-    some = X[:_TRIED] if isinstance(X, np.ndarray | Tensor) else X[:_TRIED].toarray()
+    some = X[:FEW] if isinstance(X, np.ndarray | Tensor) else X[:FEW].toarray()
     rows = torch.as_tensor(some, dtype=torch.float64).repeat(3 if len(some) < 3 else 1, 1)
     failures: dict[Form, Exception] = {}
     for form in ("tensors", "arrays", "rows"):
@@ -108,7 +107,7 @@ def callable_kernel(function: Callable[..., Any], options: Mapping[str, Any], X:
         try:
             kernel.is_differentiable = form == "tensors" and _has_derivatives(kernel, rows)
             # Different numbers of rows first: a function of two single rows fails with them.
-            *parts, found = (kernel.call(rows[:a], rows[:b]).numpy() for a, b in ((3, 2), (1, 1), (_TRIED, _TRIED)))
+            *parts, found = (kernel.call(rows[:a], rows[:b]).numpy() for a, b in ((3, 2), (1, 1), (FEW, FEW)))
         except Exception as error:  # whatever the function raises
             failures[form] = error
             continue

@@ -7,18 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ksm_lightning.evaluation.ridge import LinearMaps, fit_ridge
+from ksm_lightning.evaluation.ridge import RIDGES, LinearMaps, fit_ridge
 from ksm_lightning.kernels import Kernel, full_precision, random_subset
+from ksm_lightning.kernels.limits import ROWS_AT_ONCE
 from ksm_lightning.network.readout_matrices import nystroem_matrix
 
-_FOLDS = 5
-_ROWS = 4096
-# Samples that a choice looks at: this multiple of the number of features, within these limits.
-_SAMPLES_PER_FEATURE, _LEAST_SAMPLES, _MOST_SAMPLES = 20, 10_000, 20_000
+FOLDS = 5
+"""Parts of the samples, each of which is held out once."""
 # Landmarks of the Nystroem features that rank the widths.
 _MOST_LANDMARKS = 256
-# Penalties of the rank of widths, as multiples of the variance of the features over the number of samples.
-_WIDTH_PENALTIES = tuple(10.0**power for power in range(-4, 4))
 
 
 class LabelledSamples(NamedTuple):
@@ -46,7 +43,7 @@ def canonical_samples(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Labe
     """
     direction = np.random.RandomState(0).standard_normal(x.shape[1])
     # Products and sums of each row alone: in a matrix product, rounding would depend on the row's place.
-    parts = (x[start : start + _ROWS] for start in range(0, len(x), _ROWS))
+    parts = (x[start : start + ROWS_AT_ONCE] for start in range(0, len(x), ROWS_AT_ONCE))
     key = np.concatenate([(part * direction).sum(1) for part in parts])
     columns = y.reshape(len(y), -1)
     order = np.lexsort([*columns.T, key])
@@ -63,9 +60,9 @@ def canonical_samples(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Labe
     return LabelledSamples(torch.from_numpy(x[kept]), torch.from_numpy(y[kept]), torch.from_numpy(sums[mixed]))
 
 
-def samples_of_a_choice(count: int, features: int) -> Tensor:
-    """Numbers of the samples, out of ``count``, that a choice for this number of features looks at."""
-    return random_subset(count, min(max(_LEAST_SAMPLES, _SAMPLES_PER_FEATURE * features), _MOST_SAMPLES))
+def has_enough(count: int) -> bool:
+    """Whether some of this number of samples can be held out: at least two in each part."""
+    return count >= 2 * FOLDS
 
 
 def held_out_parts(count: int, labels: Tensor | None = None) -> Tensor:
@@ -73,7 +70,7 @@ def held_out_parts(count: int, labels: Tensor | None = None) -> Tensor:
 
     The five parts cover all samples and have equal shares of each class.
     """
-    folds = min(_FOLDS, count)
+    folds = min(FOLDS, count)
     order = torch.arange(count) if labels is None else labels.cpu().argsort(stable=True)
     part = torch.empty(count, dtype=torch.int64)
     part[order] = torch.arange(count) % folds
@@ -139,7 +136,7 @@ def choose_width(
         unit = total_variance(z, weights) / len(z)
 
         def fit(parts: Tensor, share: Tensor) -> LinearMaps:
-            penalties = [unit * factor for factor in _WIDTH_PENALTIES]
+            penalties = [unit * factor for factor in RIDGES]
             return fit_ridge(parts, y.expand(len(parts), *y.shape), penalties, weights=share)
 
         return float(held_out_losses(z, weights, held_out, fit, lambda outputs: (outputs - y).square().mean(-1)).min())

@@ -15,42 +15,29 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from ksm_lightning.evaluation.linear_probe import fit_softmax
-from ksm_lightning.evaluation.ridge import LinearMaps, fit_ridge
-from ksm_lightning.kernels import AUTO, Kernel, auto_width
+from ksm_lightning.evaluation.linear_probe import PENALTIES, fit_softmax
+from ksm_lightning.evaluation.ridge import RIDGES, LinearMaps, fit_ridge
+from ksm_lightning.kernels import AUTO, Kernel, auto_width, random_subset
+from ksm_lightning.kernels.limits import EXACT_UP_TO, FLOAT32_ROUNDING, ROUNDING
+from ksm_lightning.network.readout import READOUT_SAMPLE
 from ksm_lightning.sklearn.frozen import DTYPES
 from ksm_lightning.sklearn.held_out import (
     LabelledSamples,
     canonical_samples,
     choose_width,
+    has_enough,
     held_out_losses,
     held_out_parts,
-    samples_of_a_choice,
     total_variance,
 )
 from ksm_lightning.sklearn.precomputed import is_precomputed
 from ksm_lightning.sklearn.settings import check_weights, is_error
 from ksm_lightning.sklearn.transformer import KSMTransformer
 
-# Widths to choose from, as multiples of the transformer's `sigma="auto"`: 0.25 to 4 times the median distance.
+# Widths to choose from, as multiples of the transformer's `sigma="auto"`.
 _WIDTHS = tuple(2 ** (power / 2) for power in range(-3, 6))
-# Penalties to choose from, as multiples of the variance of the features and the mean weight of a sample. A fit of the
-# classifier takes longer with more and with smaller ones; the regressor's are free.
-_SOFTMAX_PENALTIES = tuple(10.0**power for power in range(-4, 2))
-_RIDGE_PENALTIES = tuple(10.0 ** (power / 2) for power in range(-14, 8))
-# Predicted decrease of the loss, in nats, below which the softmax regression stops: for a choice and for a fit to many
-# numbers (samples x features x classes), where a tenth of it changed the accuracy by 0.02 points in twice the time; and
-# for a fit to fewer, by dtype.
-_ROUGH, _MANY = 1e-5, 20_000_000
-_FINE = {torch.float32: 1e-8, torch.float64: 1e-11}
-# Features for which the width is chosen if their number follows from a kernel error.
-_COMPONENTS_OF_AN_ERROR = 100
-# From this number of samples on, the penalty of the classifier is chosen on one held-out part, the first.
-_CROSS_VALIDATED = 2000
-# From this number of samples on, width and penalty are chosen on samples that are held out.
-_ENOUGH = 10
-# The penalty of fewer samples, in the same units as those above.
-_PENALTY_OF_FEW = 0.1
+# Numbers (samples x features x classes) up to which the final softmax regression is exact to rounding in float64.
+_MANY = 20_000_000
 
 
 class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
@@ -131,14 +118,14 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
         del params["penalty"]
         transformer = KSMTransformer(**params)
         choice = transformer._check(samples.x)
-        n = _COMPONENTS_OF_AN_ERROR if is_error(self.n_components) else int(self.n_components)
+        n = int(self.max_components if is_error(self.n_components) else self.n_components)
         if self.n_landmarks is None and not is_error(self.n_components):
             transformer.n_landmarks = n
-        chosen = samples_of_a_choice(len(samples.x), n)
+        chosen = random_subset(len(samples.x), READOUT_SAMPLE)
         some = samples.take(chosen)
         held_out = held_out_parts(len(chosen), None if labels is None else labels[chosen])
-        has_enough = len(chosen) >= _ENOUGH
-        if choice.chooses_width and has_enough:
+        holds_out = has_enough(len(chosen))
+        if choice.chooses_width and holds_out:
             middle = auto_width(samples.x)
             widths = [float(f"{factor * middle:.4g}") for factor in _WIDTHS]
             judged = some._replace(y=targets[chosen])
@@ -156,10 +143,10 @@ class _KernelPredictor(BaseEstimator):  # type: ignore[misc]
             transformer.fit(rows, sample_weight=samples.weights.numpy() if is_weighted else None)
         z = torch.from_numpy(transformer.transform(rows))
         unit = total_variance(z, samples.weights) * float(samples.weights.mean())
-        self.penalty_ = float(self.penalty) if self.penalty != AUTO else _PENALTY_OF_FEW * unit
-        if self.penalty == AUTO and has_enough:
+        self.penalty_ = float(self.penalty) if self.penalty != AUTO else unit * penalties[len(penalties) // 2]
+        if self.penalty == AUTO and holds_out:
             candidates = [unit * penalty for penalty in penalties]
-            is_costly = labels is not None and len(chosen) >= _CROSS_VALIDATED
+            is_costly = labels is not None and len(chosen) >= EXACT_UP_TO
             losses = held_out_losses(
                 z[chosen], some.weights, held_out[:1] if is_costly else held_out,
                 lambda parts, weights: self._fit_maps(parts, some.y, candidates, weights, is_final=False),
@@ -190,9 +177,9 @@ class KSMClassifier(ClassifierMixin, _KernelPredictor):  # type: ignore[misc]
 
     With ``sigma="auto"`` the width is the one of 9, from 0.25 to 4 times the median distance of two samples, at which
     ridge regression on random landmarks has the lowest held-out error; with ``penalty="auto"`` the penalty is the one
-    with the lowest held-out loss. Both are chosen by 5-fold cross-validation in up to 10,000 samples, or 20 per
-    feature; the penalty of 2,000 samples or more on one of the folds. The model is then fitted to all samples. The
-    result does not depend on their order.
+    with the lowest held-out loss. Both are chosen by 5-fold cross-validation in up to 10,000 samples; the penalty
+    of 2,000 samples or more on one of the folds. The model is then fitted to all samples. The result does not depend
+    on their order.
 
     Args:
         n_components, kernel, sigma, degree, order, gamma, coef0, kernel_params, n_landmarks, bound, readout, updates,
@@ -234,7 +221,7 @@ class KSMClassifier(ClassifierMixin, _KernelPredictor):  # type: ignore[misc]
             raise ValueError(f"KSMClassifier needs samples of at least 2 classes, got 1 class: {self.classes_[0]}.")
         samples = canonical_samples(x[weights > 0], numbers, weights[weights > 0])
         targets = torch.nn.functional.one_hot(samples.y, len(self.classes_)).double()
-        W, b = self._fit(samples, targets, samples.y, _SOFTMAX_PENALTIES)
+        W, b = self._fit(samples, targets, samples.y, PENALTIES)
         # Two classes have one logit, the difference.
         self.coef_ = W.T if len(b) > 2 else (W[:, 1:] - W[:, :1]).T
         self.intercept_ = b if len(b) > 2 else b[1:] - b[:1]
@@ -246,10 +233,10 @@ class KSMClassifier(ClassifierMixin, _KernelPredictor):  # type: ignore[misc]
         classes, total = len(self.classes_), float(weights.sum(1).mean())
         # |W|^2 of two classes is half the square of the one vector of weights that is their difference.
         factor = (2 if classes == 2 else 1) / total
-        tolerance = _FINE[z.dtype] if is_final and z.numel() * classes <= _MANY else _ROUGH
+        is_exact = is_final and z.numel() * classes <= _MANY
         found = fit_softmax(
-            z, y.expand(len(z), -1), [factor * penalty for penalty in penalties], classes, weights=weights,
-            is_bias_penalised=False, tolerance=tolerance,
+            z.double() if is_exact else z, y.expand(len(z), -1), [factor * penalty for penalty in penalties], classes,
+            weights=weights, is_bias_penalised=False, tolerance=ROUNDING if is_exact else FLOAT32_ROUNDING,
         )  # fmt: skip
         return LinearMaps(found.W, found.b)
 
@@ -323,7 +310,7 @@ class KSMRegressor(RegressorMixin, _KernelPredictor):  # type: ignore[misc]
         deviation = ((samples.y - mean).square() * share).sum(0).sqrt()
         deviation = torch.where(deviation > 0, deviation, 1.0)
         scaled = samples._replace(y=(samples.y - mean) / deviation)
-        W, b = self._fit(scaled, scaled.y, None, _RIDGE_PENALTIES)
+        W, b = self._fit(scaled, scaled.y, None, RIDGES)
         coef, intercept = (W * deviation.numpy()).T, b * deviation.numpy() + mean.numpy()
         is_single = targets.ndim == 1
         self.coef_: np.ndarray = coef[0] if is_single else coef

@@ -2,10 +2,8 @@
 
 import numpy as np
 
-# Ridges to choose from, relative to the mean variance of a feature.
-_RIDGES = tuple(10.0**power for power in range(-9, 2))
-# Part of the samples that is held out to choose the ridge and to measure the error, and the fewest samples for that.
-_HELD_OUT, _FEWEST = 0.2, 10
+from ksm_lightning.evaluation.ridge import RIDGES
+from ksm_lightning.sklearn.held_out import FOLDS, has_enough
 
 
 class PreImages:
@@ -26,7 +24,7 @@ class PreImages:
     def __init__(self, y: np.ndarray, x: np.ndarray, seed: int = 0) -> None:
         y, x = y.astype(np.float64), x.astype(np.float64)
         order = np.random.RandomState(seed).permutation(len(x))
-        count = int(_HELD_OUT * len(x)) if len(x) >= _FEWEST else 0
+        count = len(x) // FOLDS if has_enough(len(x)) else 0
         held, kept = (order[:count], order[count:]) if count else (order, order)
         errors = [_relative_error(x[held], y[held] @ A + b) for A, b in _regressions(y[kept], x[kept])]
         best = int(np.argmin(errors))
@@ -46,7 +44,7 @@ def _regressions(y: np.ndarray, x: np.ndarray) -> list[tuple[np.ndarray, np.ndar
     unit = max(float(np.square(s).mean()), np.finfo(np.float64).tiny)
     projected = U.T @ (x - x_mean)
     found = []
-    for ridge in _RIDGES:
+    for ridge in RIDGES:
         A = Vt.T @ ((s / (np.square(s) + ridge * unit))[:, None] * projected)
         found.append((A, x_mean - y_mean @ A))
     return found

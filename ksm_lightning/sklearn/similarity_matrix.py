@@ -2,9 +2,8 @@
 
 import numpy as np
 
-# Largest difference of two values that should be equal, relative to the largest value: rounding errors of float32.
-_ROUNDING = 1e-5
-_BLOCK = 1024
+from ksm_lightning.kernels import symmetric_tiles
+from ksm_lightning.kernels.limits import FLOAT32_ROUNDING
 
 
 def check_similarities(matrix: np.ndarray, name: str) -> None:
@@ -28,23 +27,22 @@ with itself is 0: a similarity is largest between equal samples, unlike a distan
         raise ValueError(f"{name} must be finite, but the similarity of samples {row} and {column} is not.")
     own = np.diagonal(matrix)
     scale = np.abs(matrix).max()
-    if own.min() < -_ROUNDING * scale:
+    if own.min() < -FLOAT32_ROUNDING * scale:
         row = own.argmin()
         raise ValueError(
             f"{name} must have no negative similarity of a sample with itself, but that of sample {row} is "
             f"{own[row]:.4g}."
         )
-    for start in range(0, len(matrix), _BLOCK):
-        rows = slice(start, start + _BLOCK)
-        difference = np.abs(matrix[rows] - matrix[:, rows].T)
-        if difference.max() > _ROUNDING * scale:
+    for rows, columns, _ in symmetric_tiles(len(matrix)):
+        difference = np.abs(matrix[rows, columns] - matrix[columns, rows].T)
+        if difference.max() > FLOAT32_ROUNDING * scale:
             row, column = np.unravel_index(difference.argmax(), difference.shape)
-            row += start
+            row, column = row + rows.start, column + columns.start
             raise ValueError(
                 f"{name} must be symmetric, but the similarity of samples {row} and {column} is "
                 f"{matrix[row, column]:.4g} in one order and {matrix[column, row]:.4g} in the other."
             )
-    if scale > (1 + _ROUNDING) * own.max():
+    if scale > (1 + FLOAT32_ROUNDING) * own.max():
         row, column = np.unravel_index(np.abs(matrix).argmax(), matrix.shape)
         raise ValueError(
             f"{name} must give similarities, but that of samples {row} and {column} is {matrix[row, column]:.4g}, and "

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-# Largest number of samples that wait.
-_MOST = 256
+from ksm_lightning.kernels.limits import TILE
 
 
 class Waiting:
@@ -31,7 +30,7 @@ class Waiting:
     @property
     def is_full(self) -> bool:
         """Whether it is time to learn."""
-        return len(self.rows) >= _MOST
+        return len(self.rows) >= TILE
 
     def take(self, X: Any, params: Mapping[str, Any]) -> bool:
         """Let a sample wait; False if it has to be checked, or the parameters may have changed."""

@@ -3,6 +3,7 @@
 import itertools
 import math
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from ksm_lightning.kernels import (
     make_kernel,
 )
 from ksm_lightning.kernels.factorisation import robust_cholesky
+from ksm_lightning.kernels.pairs import symmetric_tiles
 from ksm_lightning.learning.schedule import Phase
 from ksm_lightning.network.readout import READOUTS, LandmarkFeatures, read_out
 
@@ -106,7 +108,7 @@ def test_kernel_pca_agrees_with_scikit_learn_on_centred_data(x, rng):
 
 @pytest.mark.parametrize("most_bytes", [2**30, 0], ids=["stored", "tiled"])
 def test_the_randomised_solver_finds_the_exact_eigenpairs(rng, monkeypatch, most_bytes):
-    monkeypatch.setattr(kernel_pca, "_TILE", 64)
+    monkeypatch.setattr(kernel_pca, "symmetric_tiles", partial(symmetric_tiles, tile=64))
     kernel, x, ticks = GaussianKernel(1.5), torch.randn(200, 3, generator=rng, dtype=torch.float64), []
     exact = KernelPCA(kernel, 10, solver="exact")
     found = KernelPCA(kernel, 10, solver="randomised", oversampling=30, most_bytes=most_bytes, progress=ticks.append)

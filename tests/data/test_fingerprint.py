@@ -34,9 +34,8 @@ def test_a_memory_mapped_file_has_the_fingerprint_of_its_array(x, tmp_path):
 
 
 def test_of_larger_data_blocks_from_the_first_to_the_last_row_are_read(x, monkeypatch):
-    monkeypatch.setattr(fingerprint, "_WHOLE", 1000)
-    monkeypatch.setattr(fingerprint, "_SAMPLED", 960)  # 80 of the 500 rows of 12 bytes
-    monkeypatch.setattr(fingerprint, "_BLOCKS", 10)
+    monkeypatch.setattr(fingerprint, "BYTES_AT_ONCE", 960)  # 80 of the 500 rows of 12 bytes
+    monkeypatch.setattr(fingerprint, "ROWS_AT_ONCE", 8)
     blocks = list(fingerprint._blocks(*x.shape))
     assert (len(blocks), blocks[0], blocks[-1]) == (10, (0, 8), (492, 500))
     assert all(stop - start == 8 for start, stop in blocks)
@@ -47,8 +46,8 @@ def test_of_larger_data_blocks_from_the_first_to_the_last_row_are_read(x, monkey
     assert list(fingerprint._blocks(3, 1000)) == [(0, 1), (2, 3)]  # at least two rows, however long they are
 
 
-def test_the_fingerprint_of_half_a_gigabyte_takes_less_than_a_second():
-    x = np.zeros((2**20, 64))  # 256 MB in float32: the largest data that is read completely
+def test_the_fingerprint_of_a_gigabyte_takes_less_than_a_second():
+    x = np.zeros((2**21, 64))  # 0.5 GB in float32: the largest data that is read completely
     seconds = []
     for _ in range(3):
         start = time.perf_counter()

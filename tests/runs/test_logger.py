@@ -27,7 +27,7 @@ def test_a_named_run_is_never_overwritten(tmp_path):
 
 def test_a_writer_that_hangs_does_not_keep_the_process(tmp_path, monkeypatch):
     """The lock stands for a disk that does not answer, or a thread that never gives it back."""
-    monkeypatch.setattr(logger, "_PATIENCE_AFTER_FAILURE", 0.1)
+    monkeypatch.setattr(logger, "PATIENCE", 0.1)
     run = RunLogger(str(tmp_path), "x")
     run.log_metrics({"a": 1.0}, 0)
     lock = run.experiment._get_file_writer().event_writer._async_writer._lock

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.runs import Recorder, fit, model, moons, trainer
 from ksm_lightning.callbacks import Figures, KernelErrorEvaluation
-from ksm_lightning.data.loaders import SMALL_UPDATES_AT_ONCE
+from ksm_lightning.data.loaders import UPDATES_AT_ONCE
 from ksm_lightning.learning.schedule import Phase
 from ksm_lightning.runs.checkpoint import read_checkpoint
 
@@ -206,7 +206,7 @@ def test_a_second_run_with_the_same_callbacks_evaluates_and_draws_as_the_first()
 
 # ---------------------------------------------------------------------- options of the trainer
 
-LONG = 3 * SMALL_UPDATES_AT_ONCE
+LONG = 3 * UPDATES_AT_ONCE
 TWO_EPOCHS = [Phase(2 * LONG, 0.01, 0.02, 0.1)]
 
 
@@ -222,8 +222,8 @@ TWO_EPOCHS = [Phase(2 * LONG, 0.01, 0.02, 0.1)]
 )
 def test_intervals_of_the_trainer_count_blocks_of_updates(options, blocks, validations):
     notes, _ = run(updates_per_epoch=LONG, phases=TWO_EPOCHS, **options)
-    assert notes.blocks == [SMALL_UPDATES_AT_ONCE * block for block in blocks]
-    assert notes.validations == [SMALL_UPDATES_AT_ONCE * block for block in validations]
+    assert notes.blocks == [UPDATES_AT_ONCE * block for block in blocks]
+    assert notes.validations == [UPDATES_AT_ONCE * block for block in validations]
 
 
 def test_a_limit_of_batches_is_a_number_of_blocks():

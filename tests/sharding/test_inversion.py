@@ -85,4 +85,4 @@ def test_an_inaccurate_inverse_is_said_in_one_sentence():
     assert warning_of(1e4, torch.float32) == ""
     assert warning_of(1e8, torch.float64) == ""
     said = warning_of(1e8, torch.float32)
-    assert re.fullmatch(re.escape(message) + r"\S+, and responses are reliable up to 0\.02: raise `ridge`.*", said)
+    assert re.fullmatch(re.escape(message) + r"\S+, and responses are reliable up to 0\.01: raise `ridge`.*", said)

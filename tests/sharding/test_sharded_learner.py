@@ -92,7 +92,6 @@ def test_many_landmarks_are_moved_without_a_matrix_of_all_of_them(monkeypatch):
     """As with more than 2,048: their error is not measured, and each rank searches some groups of neighbours."""
     x, batches = data()
     monkeypatch.setattr(module, "MANY_LANDMARKS", 12)
-    monkeypatch.setattr(module, "_GROUP", 8)
     monkeypatch.setattr(module.ShardedBest, "_errors", lambda *_: pytest.fail("this needs f(W, W)"))
     moved, choose = [], relocation.find_moves
 
