@@ -80,8 +80,8 @@ class NativeUpdates:
         seen = (np.asarray(observed, np.int64), k, y, numbers)
         block = _compile(found.formula, found.self_formula, kernel.is_radial, isinstance(rule, TightRule))
         if isinstance(rule, TightRule):
-            mean, square, count = rule.averages(W)
-            averages, wide = (mean.numpy(), square.numpy(), count), np.asarray(found.params, np.float64)
+            square, count = rule.lengths(W)
+            averages, wide = (square.numpy(), count), np.asarray(found.params, np.float64)
             fixed = (ridge, params, wide, tiny, JITTER[W.dtype], keeps_lengths(kernel))
             failed = block(x, *weights, *averages, steps, *fixed, *seen)
             rule.count(len(x))

@@ -15,7 +15,7 @@ from ksm_lightning.kernels.scalar import Formula, SelfFormula
 from ksm_lightning.learning.native_algebra import ascend, copy, count, limit_lengths, part, respond, transpose
 
 # As in ksm_lightning.learning.rules: compiled code contains their values.
-_TRUST, _GAIN_FLOOR, _RESPONSE_LIMIT = 0.5, 0.01, 2.0
+_GAIN_FLOOR, _RESPONSE_LIMIT = 0.01, 2.0
 
 
 def record(k: Any, Y: Any, L: Any, S: Any, ridge: Any, seen_k: Any, seen_y: Any, numbers: Any) -> None:
@@ -112,7 +112,7 @@ def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable
             step_W, step_q, step_L = sizes[update, 0], sizes[update, 1], sizes[update, 2]
             transpose(x[update], xT, x2)
             fill(xT, x2, W, params, K, A, B, w2)
-            sum_gain, sum_norm2 = zero, zero
+            sum_gain = zero
             for i in range(n):
                 gain_i = q[i] if learns_q else one
                 for s in range(batch):
@@ -123,7 +123,6 @@ def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable
                     norm2[i] = tiny
                 gain[i] = gain_i * gain_i * norm2[i]
                 sum_gain += gain[i]
-                sum_norm2 += norm2[i]
             # Responses.
             failed = max(failed, respond(L, ridge, S, Y))
             if is_natural:
@@ -132,7 +131,7 @@ def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable
                     longest[s] = max(real(_RESPONSE_LIMIT) * math.sqrt(max(real(own), zero)), tiny)
                 limit_lengths(Y, longest, work)
             # Steps of W and q, from the mean of y (a x - b w) - q/2 df(w,w)/dw and of y k.
-            floor, mean_norm2 = real(_GAIN_FLOOR) * sum_gain / real(n), sum_norm2 / real(n)
+            floor = real(_GAIN_FLOOR) * sum_gain / real(n)
             feedforward, gradient_W, gradient_q, smallest = 0.0, 0.0, 0.0, math.inf
             for i in range(n):
                 gain_i, drive, along = q[i] if learns_q else one, zero, zero
@@ -153,10 +152,9 @@ def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable
                     gradient_q += (q[i] * norm2[i] - share * drive) ** 2
                 smallest = min(smallest, abs(q[i]))
                 if is_natural:
-                    size = step_W * gain_i * norm2[i] / (max(gain[i], floor) * curvature[i])
-                    if length2 > zero:
-                        most = real(_TRUST) * math.sqrt(max(norm2[i], mean_norm2) / (length2 * curvature[i]))
-                        size = min(max(size, -most), most)
+                    size = step_W / curvature[i]
+                    if learns_q:
+                        size *= gain_i * norm2[i] / max(gain[i], floor)
                     step = step_q * (share * drive / norm2[i] - q[i])
                 else:
                     size = step_W / gain_i

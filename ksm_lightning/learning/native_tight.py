@@ -28,7 +28,7 @@ from ksm_lightning.learning.native_algebra import (
 from ksm_lightning.learning.native_block import _RESPONSE_LIMIT, record
 
 # As in ksm_lightning.learning.tight_rule: compiled code contains their values.
-_MEMORY, _MEMORY_OF_LENGTH, _FLOOR, _BATCH_WEIGHT = 0.9, 0.99, 1e-4, 0.3
+_MEMORY = 0.99
 
 
 def observe_landmarks(Q: Any, k: Any, Y: Any, K: Any, gradient: Any, numbers: Any) -> None:
@@ -58,75 +58,58 @@ def observe_landmarks(Q: Any, k: Any, Y: Any, K: Any, gradient: Any, numbers: An
 def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable[..., int]:
     """The function that runs a block of updates of the tight bound with a kernel.
 
-    Its arguments are the batches x (updates, batch, m); the weights W (p, m), Q (n, p) and L (n, n), and the averages
-    of W's directions, mean (p, m) and, in float64, square (p,), which are all changed in place; the number of updates
-    that these contain; the step sizes of W, Q and L (updates, 3); the ridge; the kernel's numbers in the dtype of W and
+    Its arguments are the batches x (updates, batch, m); the weights W (p, m), Q (n, p) and L (n, n), and in float64 the
+    mean squared lengths of W's directions, square (p,), which are all changed in place; the number of updates that
+    these contain; the step sizes of W, Q and L (updates, 3); the ridge; the kernel's numbers in the dtype of W and
     in float64; the smallest number; the jitter; whether landmarks keep their lengths; and what is observed, as for the
     paper's bound. It returns 0, or the column at which a factorisation failed.
     """
 
     def block(
-        x: Any, weights_W: Any, weights_Q: Any, weights_L: Any, average: Any, average_square: Any, steps: int,
+        x: Any, weights_W: Any, weights_Q: Any, weights_L: Any, average_square: Any, steps: int,
         sizes: Any, ridge: Any, params: Any, wide_params: Any, tiny: Any, jitter: float, keeps_lengths: bool,
         observed: Any, seen_k: Any, seen_y: Any, seen: Any,
     ) -> int:  # fmt: skip
         updates, batch, m = x.shape
         (n, p), real, dtype, wide = weights_Q.shape, weights_W.dtype.type, weights_W.dtype, np.float64
         zero, share = real(0), real(1) / real(batch)
-        weight, root_m = real(batch / (batch + _BATCH_WEIGHT * p)), m**-0.25
-        shapes = ((5, p, p), (2, p, m), (2, m, p), (1, 4, p))
+        root_m = m**-0.25
+        shapes = ((4, p, p), (2, p, m), (1, m, p), (1, 3, p))
         narrow_shapes = (
-            (1, m, batch), (1, 3, batch), (4, p, batch), (1, n, batch), (2, n, n), (3, p, n), (1, n, p), (1, p, p),
-            (2, p, m), (1, 1, p),
+            (1, m, batch), (1, 3, batch), (4, p, batch), (1, n, batch), (2, n, n), (2, p, n), (1, n, p), (1, p, p),
+            (1, p, m), (1, 1, p),
         )  # fmt: skip
         memory, failed = np.empty(count(shapes) + count(narrow_shapes), wide), 0
         noted = 0
         pairs, flat, tall, singles = (
             part(memory, shapes, 0), part(memory, shapes, 1), part(memory, shapes, 2), part(memory, shapes, 3)[0],
         )  # fmt: skip
-        K, KA, KB, M, across = pairs[0], pairs[1], pairs[2], pairs[3], pairs[4]
-        gradient, W64, wT, old_T = flat[0], flat[1], tall[0], tall[1]
-        w2_64, lengths, old_2, square = singles[0], singles[1], singles[2], singles[3]
+        K, KA, KB, M = pairs[0], pairs[1], pairs[2], pairs[3]
+        gradient, W64, wT = flat[0], flat[1], tall[0]
+        w2_64, lengths, square = singles[0], singles[1], singles[2]
         narrow = memory[count(shapes) :].view(dtype)
         of_batch, of_pairs = part(narrow, narrow_shapes, 1)[0], part(narrow, narrow_shapes, 2)
         squares, outputs = part(narrow, narrow_shapes, 4), part(narrow, narrow_shapes, 5)
         landmarks = part(narrow, narrow_shapes, 8)
         xT, x2, longest, work = part(narrow, narrow_shapes, 0)[0], of_batch[0], of_batch[1], of_batch[2]
         k, A, B, pull, Y = of_pairs[0], of_pairs[1], of_pairs[2], of_pairs[3], part(narrow, narrow_shapes, 3)[0]
-        S, L, target, between, QT = squares[0], squares[1], outputs[0], outputs[1], outputs[2]
+        S, L, target, QT = squares[0], squares[1], outputs[0], outputs[1]
         Q, factor = part(narrow, narrow_shapes, 6)[0], part(narrow, narrow_shapes, 7)[0]
-        W, mean, w2 = landmarks[0], landmarks[1], part(narrow, narrow_shapes, 9)[0, 0]
+        W, w2 = landmarks[0], part(narrow, narrow_shapes, 9)[0, 0]
         copy(weights_W, W)
         copy(weights_Q, Q)
         copy(weights_L, L)
-        copy(average, mean)
         for j in range(p):
             square[j] = average_square[j]
-        for update in range(updates + 1):
-            # What depends on W alone. Q is carried along from the landmarks of the last update: Q f(W_old, W) K^-1.
+        for update in range(updates):
+            # What depends on W alone.
             copy(W, W64)
-            if update > 0:
-                copy(wT, old_T)
-                for j in range(p):
-                    old_2[j] = w2_64[j]
-                fill(old_T, old_2, W64, wide_params, across, KA, KB, w2_64)  # f(w_j, w_old_l) (p, p)
             transpose(W64, wT, w2_64)
             fill(wT, w2_64, W64, wide_params, K, KA, KB, lengths)
             copy(K, M)
             add_jitter(M, jitter, tiny)
             failed = max(failed, factorise(M))
             copy(M, factor)
-            if update > 0:
-                for j in range(p):
-                    for i in range(n):
-                        total = zero
-                        for f in range(p):
-                            total += real(across[j, f]) * Q[i, f]
-                        target[j, i] = total
-                solve(factor, target)
-                copy_transposed(target, Q)
-            if update == updates:
-                break
             step_W, step_Q, step_L = sizes[update, 0], sizes[update, 1], sizes[update, 2]
             # Responses.
             transpose(x[update], xT, x2)
@@ -137,15 +120,12 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
                 own, _, _ = self_formula(x2[s], params)
                 longest[s] = max(real(_RESPONSE_LIMIT) * math.sqrt(max(real(own), zero)), tiny)
             limit_lengths(Y, longest, work)
-            # The Q between the network's and the one that is best for the batch.
+            # The Q that is best for the batch.
             correlate_rows(k, Y, share, target)
             solve(factor, target)
             copy_transposed(Q, QT)
-            for j in range(p):
-                for i in range(n):
-                    between[j, i] = QT[j, i] + weight * (target[j, i] - QT[j, i])
             # The gradient of W: -<(Q^T y)_j df(w_j,x)/dw_j> + sum_l (Q^T Q)_jl df(w_j,w_l)/dw_j.
-            multiply_rows(between, Y, pull)
+            multiply_rows(target, Y, pull)
             for j in range(p):
                 along = zero
                 for s in range(batch):
@@ -160,7 +140,7 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
                 for other in range(p):
                     total_64 = 0.0
                     for i in range(n):
-                        total_64 += between[j, i] * between[other, i]
+                        total_64 += target[j, i] * target[other, i]
                     for f in range(m):
                         gradient[j, f] += total_64 * (KA[j, other] * W64[other, f] - KB[j, other] * W64[j, f])
             if noted < len(observed) and observed[noted] == update:
@@ -168,25 +148,21 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
                 record(k, Y, L, S, ridge, seen_k[noted], seen_y[noted], seen[noted])
                 noted += 1
             # Steps of W, Q and L.
-            mean_square = 0.0
+            steps += 1
+            unbias = 1 - _MEMORY**steps
             for j in range(p):
                 own, curved, _ = self_formula(w2[j], params)
-                lengths[j] = math.sqrt(max(own, tiny) / curved)
+                length = math.sqrt(max(own, tiny) / curved)
                 total_64 = 0.0
                 for f in range(m):
-                    direction = gradient[j, f] * lengths[j]
-                    mean[j, f] += real(1 - _MEMORY) * (real(direction) - mean[j, f])
+                    direction = gradient[j, f] * length
                     total_64 += direction * direction
-                square[j] += (1 - _MEMORY_OF_LENGTH) * (total_64 - square[j])
-                mean_square += square[j] / p
-            steps += 1
-            unbias, unbias_2 = 1 - _MEMORY**steps, 1 - _MEMORY_OF_LENGTH**steps
-            for j in range(p):
-                norm = math.sqrt((square[j] + _FLOOR * mean_square) / unbias_2)
-                size = real(lengths[j] / max(norm, 2.3e-308) * step_W * root_m / unbias)
+                square[j] += (1 - _MEMORY) * (total_64 - square[j])
+                norm = math.sqrt(square[j] / unbias)
+                size = real(length * length / max(norm, 2.3e-308) * step_W * root_m)
                 now, scale = zero, real(1)
                 for f in range(m):
-                    W[j, f] -= size * mean[j, f]
+                    W[j, f] -= size * real(gradient[j, f])
                     now += W[j, f] * W[j, f]
                 if keeps_lengths and now > zero:
                     scale = math.sqrt(w2[j] / now)
@@ -199,7 +175,6 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
         copy(W, weights_W)
         copy(Q, weights_Q)
         copy(L, weights_L)
-        copy(mean, average)
         for j in range(p):
             average_square[j] = square[j]
         return failed

@@ -5,7 +5,6 @@ averages over the batch and over all processes. All three steps start from the s
 :mod:`ksm_lightning.learning.schedule`. Besides these steps, the learner sets L exactly at the start and at the end.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,8 +18,8 @@ from ksm_lightning.network import functional
 # A tensor () instead of a float where a compiled or recorded update must not contain the number.
 StepSize = float | Tensor
 
-# A step moves phi(w) by at most TRUST times a typical length. Smaller gains are raised to GAIN_FLOOR times their mean.
-TRUST, GAIN_FLOOR = 0.5, 0.01
+# W's step divides by q_i^2 f(w_i, w_i), or by this fraction of its mean if that is larger.
+GAIN_FLOOR = 0.01
 # Natural steps limit responses to this multiple of sqrt(f(x, x)), their length at a solution.
 RESPONSE_LIMIT = 2.0
 
@@ -124,9 +123,6 @@ class GainRule:
         gradient_W = seen.direction * q[:, None] * seen.per_sample
         return gradient_W.norm(), gradient_q.norm(), functional.gradient_L(C, L).norm()
 
-    def after(self, kernel: Kernel, W: Tensor, q: Tensor) -> None:
-        """Nothing depends on W but what the next batch computes."""
-
 
 def average(parts: list[Tensor | None], collectives: Collectives) -> list[Tensor | None]:
     """The parts averaged over all processes, in one reduction; None stays None."""
@@ -178,11 +174,10 @@ class NaturalRule(GainRule):
     - ``q_i -> <y_i k_i> / f(w_i, w_i)``
     - ``L -> C``
 
-    Three limits keep a neuron far from all data from moving wildly: ``q_i^2 f(w_i,w_i)`` counts as at least 1 % of its
-    mean, no step moves ``phi(w_i)`` by more than half a typical length, and responses are at most ``2 sqrt(f(x, x))``
-    long. The last one bounds everything: C has a trace of at most ``4 <f(x, x)>``, L is an average of such C, and q and
-    W move towards averages of products with y. So ``L + ridge I`` can always be factorised. Near a solution no response
-    is that long.
+    Responses are at most ``2 sqrt(f(x, x))`` long. This bounds everything: C has a trace of at most ``4 <f(x, x)>``, L
+    is an average of such C, and q and W move towards averages of products with y. So ``L + ridge I`` can always be
+    factorised. Near a solution no response is that long. For W's step, ``q_i^2 f(w_i,w_i)`` counts as at least 1 % of
+    its mean, because q may pass through 0.
     """
 
     response_limit: float | None = RESPONSE_LIMIT
@@ -199,38 +194,16 @@ class NaturalRule(GainRule):
         """The least ``q_i^2 f(w_i,w_i)`` that counts: a fraction of the mean over all neurons; ()."""
         return torch.dot(gain, self._floor)
 
-    def mean_of(self, values: Tensor) -> Tensor:
-        """The mean of values (n,) over all neurons; ()."""
-        return values.mean()
-
     def descend_W(self, W: Tensor, q: Tensor, seen: Correlations, step: StepSize) -> None:
-        """``w_i += step_w q_i direction_i / (max(gain_i, floor) curvature_i / f(w_i,w_i))``, limited in length."""
-        direction, value, curvature = seen.direction, seen.own.value, seen.own.curvature
-        learns_q = seen.drive is not None
-        norm2 = None if value is None else value.clamp(min=torch.finfo(q.dtype).tiny)
-        gain = norm2
-        if learns_q:
-            gain = q * q if norm2 is None else q * q * norm2
-        assert gain is not None
-        scale = torch.maximum(gain, self.floor_of(gain))
-        if norm2 is not None:
-            scale.div_(norm2)
-        unit = 1.0  # a curvature shared by all landmarks is applied at the end
-        length = torch.linalg.vector_norm(direction, dim=1)
-        if isinstance(curvature, Tensor):
-            scale.mul_(curvature)
-            length.mul_(curvature.sqrt())
-        else:
-            unit = curvature
-        row = q / scale if learns_q else scale.reciprocal_()
-        # W moves by `size row direction`, but not by more than `most sqrt(f(w,w)) direction / |direction|`.
-        size, most = step * seen.per_sample / unit, TRUST / math.sqrt(unit)
-        limit = (
-            length.reciprocal_() if norm2 is None else torch.maximum(norm2, self.mean_of(norm2)).sqrt_().div_(length)
-        )
-        part = row * (size / most)
-        part = torch.clamp(part, -limit, limit) if learns_q else torch.minimum(part, limit)  # a gain may be negative
-        W.addcmul_(direction, part[:, None], value=most)
+        """``w_i += step_w q_i direction_i / (max(gain_i, floor) curvature_i / f(w_i,w_i))``, or without q: it is 1."""
+        row = 1 / seen.own.curvature
+        if seen.drive is not None:
+            weighted = q if seen.own.value is None else q * seen.own.value.clamp(min=torch.finfo(q.dtype).tiny)
+            gain = q * weighted
+            row = row * weighted / torch.maximum(gain, self.floor_of(gain))
+        if isinstance(row, float):
+            row = torch.full_like(q, row)
+        W.addcmul_(seen.direction, (row * (step * seen.per_sample))[:, None])
 
     def descend_q(self, q: Tensor, seen: Correlations, step: StepSize) -> None:
         """``q_i += step_q (<y_i k_i> / f(w_i,w_i) - q_i)``."""

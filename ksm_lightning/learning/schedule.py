@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -183,18 +183,14 @@ class AdaptiveSchedule(Schedule):
     is the fraction of the way to that value: ``L -> C``, ``q_i -> <y_i k_i> / f(w_i, w_i)``, ``w_i`` to its mean shift.
     A fraction has no units, so nothing depends on the units of x, the width of the kernel or the scale of f.
 
-    The step of L is ``min(0.1, 0.25 batch / (n + batch / 3))``. C of one batch has rank ``batch``, so L must average
-    over ``n / batch`` batches to see every direction. The ``batch / 3`` is needed when n is close to the batch size:
-    without it, kernels with a wide spectrum lost most neurons. The limit of 0.1 is needed for small n: a step between
-    two eigenvectors of L is stable below ``2 / (1 + l_i / l_j + l_j / l_i)`` only, and with 0.25 wide kernels
-    oscillate, responses grow, and landmarks leave the data. W and q use a third of L's step, which keeps L close to its
-    maximum while they move. Steps are constant for the first 30 % of the run and then decrease linearly to 2 %.
+    The step of L is ``min(0.1, 0.25 batch / n)``. C of one batch has rank ``batch``, so L must average over
+    ``n / batch`` batches to see every direction. The limit of 0.1 is needed for small n: a step between two
+    eigenvectors of L is stable below ``2 / (1 + l_i / l_j + l_j / l_i)`` only, and with 0.25 wide kernels oscillate,
+    responses grow, and landmarks leave the data. W and q use a third of L's step, which keeps L close to its maximum
+    while they move. Steps are constant for the first 30 % of the run and then decrease linearly to 0.
 
-    Before some updates (2, 5, 10, 20, 30, ... and 90 % of the run, at least 20 updates apart) landmarks that explain
-    nothing are moved to where the residual is largest (:mod:`ksm_lightning.learning.relocation`). Before that, the
-    error of all landmarks on a fixed sample is measured, and the run ends with the best ones
-    (:mod:`ksm_lightning.learning.best`). If landmarks are all that is used, it also returns to them when they get
-    worse, and halves W's steps.
+    Three times in a run, in the middle of each third, landmarks that explain nothing are moved to where the residual is
+    largest (:mod:`ksm_lightning.learning.relocation`).
 
     Proven: minimised over y, the energy is concave in L and has a closed-form maximum
     (:mod:`ksm_lightning.learning.exact`), so L has no local maxima and a run can end exactly. Natural steps vanish
@@ -218,24 +214,16 @@ class AdaptiveSchedule(Schedule):
     """
 
     is_natural = True
-    _LARGEST, _STEP_L, _MARGIN = 0.1, 0.25, 1 / 3  # L's step: min(0.1, 0.25 batch / (n + batch / 3))
-    _RATIO, _HOLD, _FINAL = 1 / 3, 0.3, 0.02  # W's and q's part of it; constant for 30 % of the run; at the end 2 %
-    _RELOCATIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    _BETWEEN_SEARCHES = 20  # smallest number of updates between two searches for idle landmarks
+    _LARGEST, _STEP_L = 0.1, 0.25  # L's step: min(0.1, 0.25 batch / n)
+    _RATIO, _HOLD = 1 / 3, 0.3  # W's and q's part of it; steps are constant for 30 % of the run
+    _SEARCHES, _APART = 3, 20  # number of searches for idle landmarks, and smallest number of updates between two
 
     def __init__(self, updates: int = 5000) -> None:
         if updates < 1:
             raise ValueError(f"A run needs at least 1 update, got `updates`={updates}.")
         self.updates = updates
-        self._relocations = frozenset(self._apart([round(part * updates) for part in self._RELOCATIONS]))
-
-    def _apart(self, searches: list[int]) -> Iterator[int]:
-        """Those of ascending numbers above 0 that are far enough from the one before: a search takes long."""
-        last = 0
-        for search in searches:
-            if search > 0 and (last == 0 or search - last >= self._BETWEEN_SEARCHES):
-                yield search
-                last = search
+        searches = min(self._SEARCHES, updates // self._APART)
+        self._relocations = frozenset(round(updates * (index + 0.5) / searches) for index in range(searches))
 
     @property
     def total_updates(self) -> int:
@@ -245,21 +233,13 @@ class AdaptiveSchedule(Schedule):
         return Rates(*self.table(range(update, update + 1), num_neurons, batch)[0].tolist())
 
     def table(self, updates: range, num_neurons: int, batch: int) -> np.ndarray:
-        first, final = np.array(self._first(num_neurons, batch)), np.array(self._final())
         left = np.clip((1 - np.array(updates, np.float64) / self.updates) / (1 - self._HOLD), 0, 1)[:, None]
-        return np.asarray(first * (final + (1 - final) * left))
+        return np.asarray(np.array(self._first(num_neurons, batch)) * left)
 
     def _first(self, num_neurons: int, batch: int) -> Rates:
         """The step sizes at the start of the run."""
-        step = self._largest_step(num_neurons, batch)
+        step = min(self._LARGEST, self._STEP_L * batch / num_neurons)
         return Rates(self._RATIO * step, self._RATIO * step, step)
-
-    def _final(self) -> Rates:
-        """What is left of the step sizes at the end of the run, as a fraction."""
-        return Rates(self._FINAL, self._FINAL, self._FINAL)
-
-    def _largest_step(self, num_neurons: int, batch: int) -> float:
-        return min(self._LARGEST, self._STEP_L * batch / (num_neurons + self._MARGIN * batch))
 
     def relocates_before(self, update: int) -> bool:
         return update in self._relocations
@@ -271,12 +251,8 @@ class AdaptiveSchedule(Schedule):
 class TightSchedule(AdaptiveSchedule):
     """The adaptive schedule of the tight bound, see :class:`~ksm_lightning.learning.tight_rule.TightRule`.
 
-    Q and L make natural steps of ``min(0.3, 0.25 batch / (n + batch / 3))``. W's step is 0.25 in units of the kernel,
-    times ``sqrt(batch / 4n)`` in smaller batches, whose noise made landmarks worse in long runs. It is normalised, so
-    it does not shrink near a solution: the decay of the schedule makes it converge. Steps are constant for the first
-    30 % of the run and then decrease linearly, W's to 2 % and the others to 5 %. Idle landmarks are searched for up to
-    three times, at least 20 updates apart. Landmarks that are then worse than before return to the best ones, and W's
-    steps are halved.
+    Q and L make natural steps of ``min(0.1, 0.25 batch / n)``. W's step is 0.25 in units of the kernel. It is
+    normalised, so it does not shrink near a solution: the decay of the schedule makes it converge.
 
     Args:
         updates: Number of updates of the run. Default: 1000. With batches of 1,024 points, 100 to 400 are enough.
@@ -285,21 +261,14 @@ class TightSchedule(AdaptiveSchedule):
         ValueError: If ``updates`` is below 1.
     """
 
-    _LARGEST, _STEP_W, _FINAL_Q = 0.3, 0.25, 0.05
-    _SAMPLES_PER_NEURON = 4  # of a batch below which W's step is smaller
-    _MOST_SEARCHES = 3  # for idle landmarks
+    _STEP_W = 0.25
 
     def __init__(self, updates: int = 1000) -> None:
         super().__init__(updates)
-        searches = min(self._MOST_SEARCHES, updates // self._BETWEEN_SEARCHES)
-        self._relocations = frozenset(round(updates * (index + 0.5) / searches) for index in range(searches))
 
     def _first(self, num_neurons: int, batch: int) -> Rates:
-        step = self._largest_step(num_neurons, batch)
-        return Rates(self._STEP_W * min(1.0, math.sqrt(batch / (self._SAMPLES_PER_NEURON * num_neurons))), step, step)
-
-    def _final(self) -> Rates:
-        return Rates(self._FINAL, self._FINAL_Q, self._FINAL_Q)
+        step = super()._first(num_neurons, batch).L
+        return Rates(self._STEP_W, step, step)
 
 
 _WARM_UP = Phase(1_000, 0.01, 0.0, 0.1, kernel_params={"alpha": 1})

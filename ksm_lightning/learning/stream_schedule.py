@@ -38,26 +38,17 @@ class _Endless(AdaptiveSchedule):
 class StreamSchedule(_Endless):
     """Natural steps for a stream.
 
-    With ``age = 1 + samples / (4 n)``, W's and q's steps decrease as ``age^-0.75``: slowly enough to reach a solution,
-    fast enough for the noise to vanish (Robbins and Monro). L's decrease as ``1 / age``, like those of a running mean.
-    A stream that forgets keeps the steps that it has at the age of its memory.
+    With ``age = 1 + samples / (4 n)``, steps decrease as ``age^-0.75``: slowly enough to reach a solution, fast enough
+    for the noise to vanish (Robbins and Monro). A stream that forgets keeps the steps that it has at the age of its
+    memory.
     """
 
-    _HOLD_SAMPLES, _POWER, _POWER_L = 4, 0.75, 1.0
-
-    def table(self, updates: range, num_neurons: int, batch: int) -> np.ndarray:
-        ages = self._ages(updates, self._HOLD_SAMPLES * num_neurons)[:, None]
-        powers = np.array([self._POWER, self._POWER, self._POWER_L])
-        return np.asarray(np.array(self._first(num_neurons, batch)) * ages**-powers)
-
-
-class TightStreamSchedule(_Endless, TightSchedule):
-    """Steps of the tight bound for a stream: as in :class:`StreamSchedule`, by the samples seen so far."""
-
-    _HOLD_SAMPLES, _POWER = 8, 0.75
+    _HOLD_SAMPLES, _POWER = 4, 0.75
 
     def table(self, updates: range, num_neurons: int, batch: int) -> np.ndarray:
         ages = self._ages(updates, self._HOLD_SAMPLES * max(num_neurons, batch))[:, None]
-        powers = np.array([self._POWER, 1.0, 1.0])
-        first = self._first(num_neurons, batch)._replace(W=self._STEP_W)  # age, not the batch, makes it smaller
-        return np.asarray(np.array(first) * ages**-powers)
+        return np.asarray(np.array(self._first(num_neurons, batch)) * ages**-self._POWER)
+
+
+class TightStreamSchedule(StreamSchedule, TightSchedule):
+    """Steps of the tight bound for a stream: as in :class:`StreamSchedule`, by the samples seen so far."""

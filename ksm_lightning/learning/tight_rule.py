@@ -24,13 +24,8 @@ from ksm_lightning.learning.rules import (
 )
 from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 
-# W's step averages its direction and its length over this fraction of the past.
-_MEMORY, _MEMORY_OF_LENGTH = 0.9, 0.99
-# A squared direction counts as at least this fraction of the mean over landmarks: a landmark that no point of the batch
-# is near has a direction made of rounding errors.
-_FLOOR = 1e-4
-# W's direction uses a Q between the network's and the batch's own, weighted with batch / (batch + 0.3 p).
-_BATCH_WEIGHT = 0.3
+# W's step averages the squared length of its direction over the last updates, with this part of the past.
+_MEMORY = 0.99
 
 
 class LandmarkTerms(NamedTuple):
@@ -46,7 +41,7 @@ class LandmarkTerms(NamedTuple):
 class TightCorrelations(NamedTuple):
     """The statistics of one batch that the rule needs, averaged over all processes."""
 
-    gradient_W: Tensor  # de/dW (p, m), for the Q between the network's and the batch's own
+    gradient_W: Tensor  # de/dW (p, m), for the Q that is best for the batch
     yk: Tensor  # <y k^T> (n, p)
     target: Tensor  # <y k^T> K^-1 (n, p), where the gradient of Q vanishes
     y: Tensor  # responses (samples, n)
@@ -61,25 +56,21 @@ class TightRule:
     - ``w_j`` moves along ``<(Q^T y)_j df(w_j,x)/dw_j> - sum_l (Q^T Q)_jl df(w_j,w_l)/dw_j`` by a length in units of the
       kernel, ``step_w m^(-1/4) |dw| / |dphi|``
 
-    The direction of W is the small difference of two large terms, and batches that differ in Q show mostly noise. Three
-    things remove it: the Q in W's direction is mostly the one that is best for the batch itself, so that only the part
-    of ``dphi(w_j)`` outside the span of the landmarks counts; directions are averaged over about ten batches; and their
-    length is normalised for each landmark (as in Adam, but by row, which does not depend on the axes of x). With
-    batches of several times p this reaches the exact minimum of the bound.
+    The direction of W is the small difference of two large terms, and batches that differ in Q show mostly noise. So it
+    is computed with the Q that is best for the batch itself: then only the part of ``dphi(w_j)`` outside the span of
+    the landmarks counts. Its length is normalised for each landmark (as in RMSprop, but by row, which does not depend
+    on the axes of x). With batches of several times p this reaches the exact minimum of the bound.
 
     If the length of an input only scales a kernel, the lengths of landmarks stay as they are: Q scales them better, and
     steps across a landmark would lengthen it for ever.
-
-    When W has moved, Q is carried along: ``Q -> Q f(W_old, W_new) K_new^-1`` keeps each neuron's ``u_i`` as it was.
     """
 
     response_limit: float | None = RESPONSE_LIMIT
 
     def __init__(self) -> None:
-        self._mean = self._square = torch.empty(0)
+        self._square = torch.empty(0)
         self._steps = 0
         self._own: LandmarkTerms | None = None
-        self._old_W = torch.empty(0)
 
     # ------------------------------------------------------------------ state
 
@@ -88,36 +79,35 @@ class TightRule:
         self._own = None
 
     def reset(self) -> None:
-        """Forget the averages of W's directions, after landmarks were moved elsewhere."""
-        self._mean = self._square = torch.empty(0)
+        """Forget the lengths of W's directions, after landmarks were moved elsewhere."""
+        self._square = torch.empty(0)
         self._steps, self._own = 0, None
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages of W's directions, which a resumed run needs; empty before the first update."""
+        """The mean squared lengths of W's directions, which a resumed run needs; empty before the first update."""
         if not self._steps:
             return {}
-        return {"mean": self._mean.clone(), "square": self._square.clone(), "steps": self._steps}
+        return {"square": self._square.clone(), "steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
         self.reset()
         if state:
-            self._mean, self._square = state["mean"].clone(), state["square"].clone()
+            self._square = state["square"].clone()
             self._steps = int(state["steps"])
 
-    def averages(self, W: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Running means of W's directions (p, m) and of their squared lengths (p,), and how many updates they contain.
+    def lengths(self, W: Tensor) -> tuple[Tensor, int]:
+        """Running mean of the squared lengths of W's directions (p,), and how many updates it contains.
 
-        :mod:`~ksm_lightning.learning.native` changes them in place.
+        :mod:`~ksm_lightning.learning.native` changes it in place.
         """
-        if self._mean.shape != W.shape:
-            self._mean, self._square = torch.zeros_like(W, requires_grad=False), torch.zeros_like(W[:, 0].double())
-            self._steps = 0
-        self._mean, self._square = self._mean.to(W), self._square.to(W.device)
-        return self._mean, self._square, self._steps
+        if len(self._square) != len(W):
+            self._square, self._steps = torch.zeros_like(W[:, 0].double()), 0
+        self._square = self._square.to(W.device)
+        return self._square, self._steps
 
     def count(self, updates: int) -> None:
-        """Count updates that the running means contain."""
+        """Count updates that the running mean contains."""
         self._steps += updates
         self._own = None
 
@@ -146,19 +136,17 @@ class TightRule:
     ) -> TightCorrelations:
         """The statistics of a batch. Several processes average them in two reductions: W's direction needs <y k^T>."""
         k, y, C = seen.k, seen.y, None
-        batch, samples = len(y), len(y)
+        batch = len(y)
         yk: Tensor | None = (y.mT @ k).div_(batch)  # (n, p)
         if collectives is not None:
             yk, C = average([yk, None if seen.is_tracked else functional.correlation(y)], collectives)
-            samples *= collectives.size
         assert yk is not None
         target = torch.cholesky_solve(yk.mT, own.factor).mT  # (n, p)
-        between = torch.lerp(Q, target, samples / (samples + _BATCH_WEIGHT * Q.shape[1]))
-        gradient = seen.pullback((y @ between).div_(-batch)).dense()  # (p, m)
+        gradient = seen.pullback((y @ target).div_(-batch)).dense()  # (p, m)
         if collectives is not None:
             gradient = collectives.mean(gradient)
             y = collectives.gather(y) if seen.is_tracked else y
-        gradient = gradient + own.pullback((between.mT @ between).double()).to(gradient.dtype)
+        gradient = gradient + own.pullback((target.mT @ target).double()).to(gradient.dtype)
         return TightCorrelations(gradient, yk, target, y, C, own)
 
     def gradient_norms(self, Q: Tensor, L: Tensor, seen: TightCorrelations) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,23 +156,20 @@ class TightRule:
         return seen.gradient_W.norm(), gradient_Q.norm(), functional.gradient_L(C, L).norm()
 
     def descend_W(self, W: Tensor, Q: Tensor, seen: TightCorrelations, step: StepSize) -> None:
-        """``w_j -= step_w m^(-1/4) length_j mean_j / sqrt(square_j)``, with running means of the direction's powers."""
+        """``w_j -= step_w m^(-1/4) length_j direction_j / sqrt(square_j)``, with the running mean of its square."""
         terms = seen.own.self_terms
         value = torch.ones(len(W), dtype=W.dtype, device=W.device) if terms.value is None else terms.value
         length = (value.clamp(min=torch.finfo(W.dtype).tiny) / terms.curvature).sqrt()  # |dw| of a step |dphi| = |phi|
         direction = seen.gradient_W * length[:, None]
-        self.averages(W)
-        self._mean.lerp_(direction, 1 - _MEMORY)
-        self._square.lerp_(direction.double().square().sum(1), 1 - _MEMORY_OF_LENGTH)
-        self.count(1)
-        square = self._square / (1 - _MEMORY_OF_LENGTH**self._steps)
-        norm = (square + _FLOOR * square.mean()).sqrt_().clamp_(min=torch.finfo(torch.float64).tiny)
-        size = (length / norm).to(W.dtype) * (step * W.shape[1] ** -0.25 / (1 - _MEMORY**self._steps))
-        self._old_W = W.detach().to(torch.float64, copy=True)
-        W.addcmul_(self._mean, size[:, None], value=-1)
+        square, steps = self.lengths(W)
+        square.lerp_(direction.double().square().sum(1), 1 - _MEMORY)
+        norm = (square / (1 - _MEMORY ** (steps + 1))).sqrt_().clamp_(min=torch.finfo(torch.float64).tiny)
+        before = torch.linalg.vector_norm(W, dim=1)
+        W.addcmul_(direction, ((length / norm).to(W.dtype) * (step * W.shape[1] ** -0.25))[:, None], value=-1)
         if seen.own.keeps_lengths:
-            before, now = (torch.linalg.vector_norm(each, dim=1) for each in (self._old_W.to(W), W))
+            now = torch.linalg.vector_norm(W, dim=1)
             W.mul_(torch.where(now > 0, before / torch.where(now > 0, now, 1.0), 1.0)[:, None])
+        self.count(1)
 
     def descend_q(self, Q: Tensor, seen: TightCorrelations, step: StepSize) -> None:
         """``Q += step_q (<y k^T> K^-1 - Q)``."""
@@ -197,13 +182,6 @@ class TightRule:
     def step_of_L(self, step_l: float) -> float:
         """The fraction of the way from L to C, which a natural step is."""
         return step_l
-
-    def after(self, kernel: Kernel, W: Tensor, Q: Tensor) -> None:
-        """Carry Q along to the landmarks that have moved: ``Q -> Q f(W_old, W) f(W, W)^-1``."""
-        self._own = None
-        _, own = self.own_terms(kernel, W)
-        across = kernel(self._old_W, W.detach().double()).to(Q.dtype)
-        Q.copy_(torch.cholesky_solve((Q @ across).mT, own.factor).mT)
 
 
 def keeps_lengths(kernel: Kernel) -> bool:

@@ -246,7 +246,6 @@ class Updates:
         rule.descend_W(W, gains, seen, sizes.W)
         rule.descend_q(gains, seen, sizes.q)
         rule.ascend_L(L, seen, sizes.L)
-        rule.after(self._kernel, W, gains)
         if tracks:
             self.responses.follow(seen.y, sizes.L)
 

@@ -22,8 +22,5 @@ class ShardedNaturalRule(NaturalRule):
         """Nothing is prepared: the number of neurons is not that of q (n_r,)."""
 
     def floor_of(self, gain: Tensor) -> Tensor:
-        return GAIN_FLOOR * self.mean_of(gain)
-
-    def mean_of(self, values: Tensor) -> Tensor:
-        total: Tensor = self.shard.sum(torch.sum(values))
-        return total / self.shard.num_neurons
+        total: Tensor = self.shard.sum(torch.sum(gain))
+        return total * (GAIN_FLOOR / self.shard.num_neurons)
