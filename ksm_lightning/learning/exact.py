@@ -21,7 +21,6 @@ from ksm_lightning.learning.spectrum import Spectrum, leading_spectrum
 from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS
 from ksm_lightning.network.pivots import pivoted_cholesky
-from ksm_lightning.network.rare_points import FEATURE_LIMIT
 
 
 def lateral_eigenvalues(beta: Tensor, ridge: float) -> Tensor:
@@ -197,30 +196,6 @@ def _balance_many(network: KSMNetwork, x: Tensor, shrinkage: float) -> None:
     set_scale(kernel, network.W, network.q, c)
     values, rest = (lateral_eigenvalues(c * c * beta, ridge) for beta in (found.values, found.rest))
     network.L.copy_(Spectrum(values, found.vectors, rest).dense())
-
-
-@torch.no_grad()
-def limit_responses(network: KSMNetwork, limit: float = FEATURE_LIMIT) -> None:
-    """Raise L as little as needed so that ``|y|^2 <= limit f(x, x)`` for every point x, also one never seen.
-
-    L knows only the data that it was computed from. A landmark on a rare value may be alone in its direction, where L
-    is close to 0 and the response ``q_i f(w_i, x) / (L_ii + ridge)`` can have any size. With the drive's own matrix
-    ``S = q K q / limit``, the limit holds for all x if ``(L + ridge)^2 >= S``. The new ``(L + ridge)^2`` is the least
-    matrix of the form ``(L + ridge)^2 + P``, P positive semi-definite, that is: P is the positive part of
-    ``S - (L + ridge)^2``. Responses of a tight network are within the limit with the exact Q and L.
-    """
-    if isinstance(network, TightNetwork):
-        return
-    W, q, L = network.W.double(), network.q.double(), network.L.double()
-    shifted = L + network.ridge * torch.eye(len(L), dtype=L.dtype, device=L.device)
-    square, S = shifted @ shifted, network.kernel(W, W) * q * q[:, None] / limit
-    values, vectors = torch.linalg.eigh(S - square)
-    if not bool(values[-1] > 0):
-        return
-    values, vectors = torch.linalg.eigh(square + (vectors * values.clamp(min=0)) @ vectors.mT)
-    raised = (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
-    raised.diagonal().sub_(network.ridge)
-    network.L.copy_(raised)
 
 
 @torch.no_grad()

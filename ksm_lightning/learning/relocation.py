@@ -7,20 +7,17 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
+from ksm_lightning.kernels.limits import NOTICEABLE, POINTS_PER_LANDMARK, ROUNDING, TILE
 from ksm_lightning.learning.collectives import Collectives
 from ksm_lightning.network import KSMNetwork, TightNetwork
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS
 from ksm_lightning.network.pivots import residuals, weighted_draw
 
 # A landmark moves if the new position explains more than the old one by this many times the landmarks per point, plus
-# this fraction of a neuron's fair share of the whole. Both keep landmarks of equal worth from swapping positions.
-_ADVANTAGE, _WORTHWHILE = 10, 0.01
-# Added to the diagonal, relative to f(w, w), so that landmarks closer than rounding can be told apart.
-_JITTER = 1e-9
+# 1 % of a neuron's fair share of the whole. Both keep landmarks of equal worth from swapping positions.
+_ADVANTAGE = 10
 # Number of points that landmarks are compared on and move to, or twice as many as landmarks.
 _SEARCHED = 2048
-# Rows of the residual that are computed at once.
-_BLOCK = 512
 # Rank-one corrections that are kept apart before they are added to the matrices. A move makes two.
 _PENDING = 64
 # Largest error of an updated loss or gain, relative to itself plus the least worthwhile gain. Beyond that error the
@@ -46,7 +43,8 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Mov
     rank-one corrections, so that the next one takes it into account.
 
     Of many points, 2,048 are drawn in proportion to their residual, or two per landmark: among them are the rare ones,
-    and the sum over them weights points by their residual, as the kernel error does. More than 2,048 landmarks are not
+    and the sum over them weights points by their residual, as the kernel error does. With fewer than 10 points per
+    landmark only idle landmarks move, which explain almost nothing: the others would fit the points. More than 2,048 landmarks are not
     searched, because the matrices (n, n) and (n + samples, samples) would take too long.
 
     Args:
@@ -69,16 +67,17 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Mov
     length = K.diagonal().clamp(min=1e-30 * K.diagonal().mean().clamp(min=1e-200))
     unit = length.rsqrt()  # in units of its own length no landmark is too short to be compared
     K = K * unit * unit[:, None]
-    K.diagonal().add_(_JITTER)
+    K.diagonal().add_(ROUNDING)
     total = kernel.diag(points).sum()
-    worthwhile = _WORTHWHILE * float(total) / len(W)
+    worthwhile = NOTICEABLE * float(total) / len(W)
     advantage = 1 + _ADVANTAGE * len(W) / len(points)  # the largest of many gains is partly chance
     smallest = 1e-9 * float(total) / len(points)
     state = _Exchange(kernel, points, K, kernel(points, W) * unit, smallest=smallest, worthwhile=worthwhile)
+    most_loss = worthwhile if len(points) < POINTS_PER_LANDMARK * len(W) else math.inf
     while len(moves) < most:
         i, loss = state.remove_landmark()
         c, gain = state.best_candidate()
-        if not gain > advantage * loss + worthwhile:
+        if not (loss < most_loss and gain > advantage * loss + worthwhile):
             break
         state.add_landmark(i, c)
         moves.append(Move(i, int(order[c])))
@@ -96,7 +95,7 @@ def _solve(K: Tensor, drive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         B = torch.linalg.solve_triangular(factor, drive.mT, upper=False)
         return torch.cholesky_inverse(factor), torch.linalg.solve_triangular(factor.mT, B, upper=True), B
     values, vectors = torch.linalg.eigh(K)
-    root = vectors * values.clamp(min=_JITTER).rsqrt()
+    root = vectors * values.clamp(min=ROUNDING).rsqrt()
     B = root.mT @ drive.mT
     return root @ root.mT, root @ B, B
 
@@ -127,8 +126,8 @@ class _Exchange:
         self.T = drive.new_empty(n + samples, samples)
         self.P, self.T[:n], B = _solve(K, drive)
         R = self.T[n:]  # with a minus sign
-        for start in range(0, samples, _BLOCK):
-            rows, stop = slice(start, min(start + _BLOCK, samples)), start + _BLOCK
+        for start in range(0, samples, TILE):
+            rows, stop = slice(start, min(start + TILE, samples)), start + TILE
             F = kernel(points[rows], points[start:])
             torch.addmm(F, B[:, rows].mT, B[:, start:], beta=-1, out=R[rows, start:])
             R[stop:, rows] = R[rows, stop:].mT

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.learning.exact import balance, limit_responses
+from ksm_lightning.learning.exact import balance
 from ksm_lightning.learning.learner import Learner
 from ksm_lightning.learning.reservoir import Reservoir
 from ksm_lightning.learning.stream_schedule import StreamSchedule, TightStreamSchedule, lifetime
-from ksm_lightning.learning.training import fit_network, network_at
-from ksm_lightning.learning.units import check_range, descent_iterations, sample_size, shrinkage_for
+from ksm_lightning.learning.training import DESCENT_ITERATIONS, fit_network, network_at
+from ksm_lightning.learning.units import check_range, sample_size, shrinkage_for
 from ksm_lightning.network import Bound, KSMNetwork
-from ksm_lightning.network.rare_points import limit_readout, with_landmarks
 from ksm_lightning.network.readout import LandmarkFeatures, readout_matrix
+from ksm_lightning.network.readout_matrices import limit_readout
 
 # Number of updates of the paper's bound on the remembered samples when the network is restarted.
 _REHEARSAL = 200
@@ -137,20 +137,15 @@ class Stream:
         return network_at(self.kernel, points, self.reservoir.rows, self.num_neurons, self.bound)
 
     def settled(self) -> KSMNetwork:
-        """A copy of the network with the exact L for the remembered samples, as if learning ended here.
-
-        No response exceeds ``|y|^2 = 2 f(x, x)``, also to a point that the remembered samples do not show.
-        """
+        """A copy of the network with the exact L for the remembered samples, as if learning ended here."""
         network = copy.deepcopy(self.network)
         balance(network, self.reservoir.rows)
-        limit_responses(network)
         return network
 
     def features(self, readout: str, network: KSMNetwork | None = None) -> LandmarkFeatures:
-        """The features of :meth:`settled` by a readout, as :meth:`~.LandmarkFeatures.of`, with ``|y|^2 <= 2 f(x, x)``.
+        """The features of :meth:`settled` by a readout, as :meth:`~.LandmarkFeatures.of`, with ``|y|^2 <= 4 f(x, x)``.
 
-        The sample that a readout is fitted to contains the landmarks: a rare value that one of them lies on may have
-        left the remembered samples.
+        The limit holds for every point, also one unlike the remembered samples.
 
         Args:
             readout: One of :data:`~ksm_lightning.network.readout.READOUTS`.
@@ -158,8 +153,7 @@ class Stream:
         """
         network = self.settled() if network is None else network
         W = network.W.detach()
-        sample = with_landmarks(self.kernel, W, self.reservoir.rows)
-        M = limit_readout(self.kernel, W, readout_matrix(network, readout, sample))
+        M = limit_readout(self.kernel, W, readout_matrix(network, readout, self.reservoir.rows))
         return LandmarkFeatures(self.kernel, W.double(), M)
 
     def learn(self, x: Tensor, batch_size: int | None = None) -> None:
@@ -253,7 +247,7 @@ class Stream:
         if self._placed and self.seen > self.reservoir.capacity:  # it may have lost rare ones
             rows = torch.cat([rows, torch.stack(list(self._placed.values())).to(like)])
         self._placed = {}
-        updates = _REHEARSAL if self.bound == "paper" else descent_iterations(self.num_landmarks)
+        updates = _REHEARSAL if self.bound == "paper" else DESCENT_ITERATIONS
         self._collected = []
         self._continue_with(
             fit_network(

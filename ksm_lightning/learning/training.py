@@ -27,6 +27,8 @@ _MOST_OF_FEW = 100_000
 _REFINEMENT = 10
 # Number of points on which the tight bound is minimised.
 _DESCENT_SAMPLE = 4096
+DESCENT_ITERATIONS = 25
+"""Default number of iterations of this minimisation, after which features gain little."""
 # With fewer points of that sample per feature than this, landmarks would fit the points instead of new ones.
 _FEW = 12
 

@@ -106,11 +106,6 @@ def candidate_count(num_landmarks: int, in_features: int = 1) -> int:
     return max(4 * num_landmarks, min(_CANDIDATES, _NUMBERS // in_features))
 
 
-def descent_iterations(num_landmarks: int) -> int:
-    """Number of iterations of the descent after which features gain little more for the time that they take."""
-    return max(5, min(25, 4096 // num_landmarks))
-
-
 def tight_batch(num_landmarks: int) -> int:
     """Points per update of the tight bound: W's direction needs several times as many as landmarks."""
     return max(256, min(1024, 8 * num_landmarks))

@@ -13,18 +13,24 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, full_precision, random_subset
+from ksm_lightning.kernels.limits import ROWS_AT_ONCE
 from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.network.preprocessing import Frozen
-from ksm_lightning.network.readout_matrices import check_count, checked_least_squares, compress, nystroem_matrix
+from ksm_lightning.network.readout_matrices import (
+    LEAST_SQUARES_RIDGE,
+    check_count,
+    compress,
+    least_squares_matrix,
+    limit_readout,
+    nystroem_matrix,
+)
 
 Readout = Literal["neural", "nystroem", "least_squares"]
 READOUTS: tuple[Readout, ...] = get_args(Readout)
-READOUT_SAMPLE = 10_000
-"""Maximum number of points that a readout is fitted to."""
+READOUT_SAMPLE = 5000
+"""Number of points that a readout is fitted to, or four per landmark."""
 Encoder = Callable[[Tensor], Tensor]
 """Maps inputs (samples, m) to features (samples, k)."""
-
-_BLOCK = 8192
 
 
 def check_readout(name: str) -> Readout:
@@ -62,6 +68,11 @@ def needs_sample(network: KSMNetwork, readout: str, num_features: int | None = N
     return readout == "least_squares" or (readout == "nystroem" and count < network.num_landmarks)
 
 
+def readout_sample_size(num_landmarks: int) -> int:
+    """Largest number of points that a readout is fitted to. The time grows with its square."""
+    return max(READOUT_SAMPLE, 4 * num_landmarks)
+
+
 def readout_matrix(
     network: KSMNetwork, readout: str, x: Tensor | None = None, num_features: int | None = None
 ) -> Tensor:
@@ -70,8 +81,8 @@ def readout_matrix(
     Args:
         network: The network, with p landmarks.
         readout: One of :data:`READOUTS`.
-        x: Sample of the data (samples, m) for a readout that :func:`needs_sample`. At most 10,000 random points of it
-            are used.
+        x: Sample of the data (samples, m) for a readout that :func:`needs_sample`, of which
+            :func:`readout_sample_size` random points are used.
         num_features: Number of features k, from 1 to p. Default: the number of neurons, which ``neural`` always has.
     """
     count = feature_count(network, readout, num_features)
@@ -84,10 +95,11 @@ def readout_matrix(
         raise ValueError(
             f"The readout {readout} with {count} features of {len(W)} landmarks needs a sample of the data: pass one."
         )
-    x = x[random_subset(len(x), READOUT_SAMPLE).to(x.device)]
+    x = x[random_subset(len(x), readout_sample_size(len(W))).to(x.device)]
     if readout == "nystroem":
         return compress(kernel, W, nystroem_matrix(kernel, W), x, count)
-    return checked_least_squares(kernel, W, x, count)
+    ridge = LEAST_SQUARES_RIDGE * kernel.diag(x).double().mean()
+    return limit_readout(kernel, W, least_squares_matrix(kernel, W, x, count, ridge=ridge))
 
 
 class LandmarkFeatures(Frozen):
@@ -168,7 +180,7 @@ def make_encoder(
     return LandmarkFeatures.of(network, readout, sample, network.W.dtype, num_features)
 
 
-def encode_in_blocks(encoder: Encoder, x: Tensor, block: int = _BLOCK) -> Tensor:
+def encode_in_blocks(encoder: Encoder, x: Tensor, block: int = ROWS_AT_ONCE) -> Tensor:
     """Features (samples, k) of inputs (samples, m), computed ``block`` inputs at a time."""
     return torch.cat([encoder(part) for part in torch.split(x, block)])
 
@@ -180,7 +192,7 @@ def read_out(
     *,
     sample: Tensor | None = None,
     num_features: int | None = None,
-    block: int = _BLOCK,
+    block: int = ROWS_AT_ONCE,
 ) -> Tensor:
     """Features (samples, k) of inputs (samples, m) by one readout of a network; see :func:`make_encoder`.
 

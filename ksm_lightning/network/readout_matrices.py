@@ -4,19 +4,12 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, inverse_root, symmetric_tiles
-from ksm_lightning.network.rare_points import limit_readout, points_at, weights_of_landmarks, with_landmarks
+from ksm_lightning.kernels.limits import ROWS_AT_ONCE
 
 LEAST_SQUARES_RIDGE = 1e-3
-"""Ridge of the least-squares readout, in units of the mean ``f(x, x)``. Without it, the error on new points was up to
-500 times that of Nystroem's features; with it, on data where none is needed, it is higher by at most 0.3 %."""
-
-_BLOCK = 8192
-# Largest |y|^2 / f(x, x) of least-squares features fitted to a large sample.
-_LIMIT = 5.0
-# Nystroem's features are preferred if their error on held-out points is below this part of that of least squares.
-_CLEARLY = 0.9
-# Points that decide between the least-squares and the Nystroem readout, for samples of ten times as many.
-_HELD_OUT = 500
+"""Ridge of the least-squares readout towards Nystroem's features, in units of the mean ``f(x, x)``."""
+FEATURE_LIMIT = 4.0
+"""Largest ``|y|^2 / f(x, x)`` of fitted features: nothing determines their size near points unlike all of the sample."""
 
 
 def check_count(num_features: int, num_landmarks: int) -> None:
@@ -72,7 +65,7 @@ def compress(kernel: Kernel, W: Tensor, M: Tensor, x: Tensor, num_features: int)
     _check_sample(x)
     W, M, x = W.double(), M.double(), x.double()
     moment = M.new_zeros(M.shape[1], M.shape[1])  # Y^T Y (p, p)
-    for part in torch.split(x, _BLOCK):
+    for part in torch.split(x, ROWS_AT_ONCE):
         features = kernel(part, W) @ M
         moment += features.mT @ features
     _, vectors = torch.linalg.eigh(moment)
@@ -127,7 +120,7 @@ def least_squares_matrix(
     W, x = W.double(), x.double()
     # Start from Nystroem features: their scales differ by far less than those of f(x, W).
     first = nystroem_matrix(kernel, W)
-    features = torch.cat([kernel(part, W) @ first for part in torch.split(x, _BLOCK)])  # (samples, p)
+    features = torch.cat([kernel(part, W) @ first for part in torch.split(x, ROWS_AT_ONCE)])  # (samples, p)
     weighted = features if weights is None else features * weights.to(features)[:, None]
     values, vectors = torch.linalg.eigh(features.mT @ weighted)
     scale = inverse_root(values + ridge)
@@ -147,30 +140,19 @@ def least_squares_matrix(
 
 
 @torch.no_grad()
-def checked_least_squares(kernel: Kernel, W: Tensor, x: Tensor, count: int) -> Tensor:
-    """The least-squares matrix M (p, k), or Nystroem's if its error on points held out from the fit is clearly lower.
+def limit_readout(kernel: Kernel, W: Tensor, M: Tensor, limit: float = FEATURE_LIMIT) -> Tensor:
+    """The M (p, k), in float64, with directions shortened so that ``|y|^2 <= limit f(x, x)`` for every point x.
 
-    Nothing determines the features near landmarks that are far from the sample, and they could be any size. A ridge
-    keeps them close to Nystroem's. A large sample is probably a part of the data, and such landmarks stand for the
-    points that it lacks: they become part of it, and features are limited.
+    ``f(x, W) = K^(1/2) z`` with ``|z|^2 <= f(x, x)``, so the singular values of ``K^(1/2) M`` bound the features. They
+    exceed 1 where a readout was fitted to points that barely vary in a direction.
+
+    Args:
+        kernel: The similarity.
+        W: Landmarks (p, m).
+        M: Readout (p, k).
+        limit: Largest ``|y|^2 / f(x, x)``.
     """
-    ridge = LEAST_SQUARES_RIDGE * kernel.diag(x).double().mean()
-    if len(x) < 10 * _HELD_OUT:
-        return least_squares_matrix(kernel, W, x, count, ridge=ridge)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
-    is_new = ~torch.isin(order, points_at(W, x))  # the others have the features of landmarks, not of new points
-    order = torch.cat([order[is_new], order[~is_new]]).to(x.device)
-    fitted, judges = x[order[_HELD_OUT:]], x[order[:_HELD_OUT]].double()
-    weights = torch.cat([fitted.new_ones(len(fitted)), weights_of_landmarks(kernel, W, fitted)])
-    M = least_squares_matrix(kernel, W, with_landmarks(kernel, W, fitted), count, weights=weights, ridge=ridge)
-    M = limit_readout(kernel, W, M, _LIMIT)
-    other = nystroem_matrix(kernel, W)
-    other = compress(kernel, W, other, fitted, count) if count < len(W) else other
-    k, F = kernel(judges, W.double()), kernel(judges, judges)
-
-    def error(readout: Tensor) -> float:
-        squares = (F - (k @ readout) @ (k @ readout).mT).square()
-        squares.diagonal().mul_(len(judges) / len(fitted))  # as much as the diagonal counts in the fit
-        return float(squares.sum().sqrt())
-
-    return other if error(other) < _CLEARLY * error(M) else M
+    W, M = W.double(), M.double()
+    values, vectors = torch.linalg.eigh(M.mT @ kernel(W, W) @ M)
+    factors = (limit / values.clamp(min=torch.finfo(values.dtype).tiny)).clamp(max=1).sqrt()
+    return M if bool((factors == 1).all()) else M @ (vectors * factors) @ vectors.mT

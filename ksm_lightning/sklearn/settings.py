@@ -8,14 +8,12 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ksm_lightning.kernels import Kernel, random_subset
-from ksm_lightning.learning.samples import Samples, canonical_order, counts_of, in_blocks
+from ksm_lightning.kernels import Kernel
+from ksm_lightning.learning.samples import Samples, canonical_order, counts_of
 from ksm_lightning.learning.stream import check_half_life
-from ksm_lightning.learning.training import BATCH_SIZES
-from ksm_lightning.learning.units import descent_iterations
+from ksm_lightning.learning.training import BATCH_SIZES, DESCENT_ITERATIONS
 from ksm_lightning.network import Bound, check_bound
-from ksm_lightning.network.rare_points import add_heavy, heaviest, points_at
-from ksm_lightning.network.readout import READOUT_SAMPLE, check_readout
+from ksm_lightning.network.readout import check_readout
 from ksm_lightning.sklearn.precomputed import is_precomputed
 
 # Landmarks per component with the tight bound. Twice as many have an error that is lower by another few percent, but
@@ -24,11 +22,6 @@ _LANDMARKS_PER_COMPONENT = 1.5
 # With a precomputed kernel, whose landmarks are not learned and whose similarities are known anyway. On four data sets
 # the held-out error was then that of 1.5 learned ones or lower, and 6 to 31 % below that of 1.5 chosen ones.
 _CHOSEN_PER_COMPONENT = 4
-# Random samples that a readout is fitted to, at least this number and this number per landmark. The time grows with
-# their square, and 10,000 lower the error by at most 1 %.
-_READOUT_SAMPLES, _READOUT_SAMPLES_PER_LANDMARK = 5500, 3
-# Numbers in these samples, where samples have many features: 0.5 GB of float32.
-_READOUT_NUMBERS = 2**27
 
 
 class Sizes(NamedTuple):
@@ -91,7 +84,7 @@ def sizes_for(estimator: Any, n: int) -> Sizes:
             f"`n_landmarks` must be at least `n_components`, {n}, and equal to it with bound='paper', got {landmarks} "
             f"with bound={bound!r}."
         )
-    updates = descent_iterations(landmarks) if bound == "tight" else max(2000, 5 * n)
+    updates = DESCENT_ITERATIONS if bound == "tight" else max(2000, 5 * n)
     batch = estimator.batch_size or BATCH_SIZES[bound]
     return Sizes(bound, n, landmarks, batch, estimator.updates or updates)
 
@@ -130,22 +123,3 @@ def training_samples(X: Any, sample_weight: ArrayLike | None) -> Tensor | Sample
         return torch.from_numpy(X[order]) if isinstance(X, np.ndarray) else Samples(X, order)
     weights = check_weights(sample_weight, X.shape[0])
     return Samples(X, np.repeat(order, counts_of(weights[order])))
-
-
-def readout_sample(kernel: Kernel, x: Tensor | Samples, W: Tensor) -> Tensor:
-    """The samples (samples, m) that a readout is fitted to: random ones, those that landmarks (p, m) are, heavy ones.
-
-    Without those at landmarks, nothing would determine the features near landmarks at rare samples. The heavy ones are
-    scaled, see :func:`~ksm_lightning.network.rare_points.add_heavy`.
-    """
-    wanted = min(READOUT_SAMPLE, max(_READOUT_SAMPLES, _READOUT_SAMPLES_PER_LANDMARK * len(W)) + len(W))
-    count = min(wanted, max(_READOUT_NUMBERS // x.shape[1], 2 * len(W)))
-    if len(x) <= count:
-        return x[torch.arange(len(x))]
-    chosen, squares, start = [random_subset(len(x), count - len(W))], [], 0
-    for block in in_blocks(x):
-        chosen.append(start + points_at(W, block))
-        squares.append(kernel.diag(block))
-        start += len(block)
-    heavy, together = heaviest(kernel, torch.cat(squares)), torch.unique(torch.cat(chosen))
-    return add_heavy(kernel, x[together[~torch.isin(together, heavy)]], x[heavy], len(x))

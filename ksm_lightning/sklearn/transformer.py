@@ -18,7 +18,7 @@ from ksm_lightning.kernels import AUTO, Kernel, auto_width, random_subset
 from ksm_lightning.learning import Stream, check_range, sample_size
 from ksm_lightning.learning.samples import Samples, in_blocks
 from ksm_lightning.network import KSMNetwork
-from ksm_lightning.network.readout import check_readout
+from ksm_lightning.network.readout import check_readout, readout_sample_size
 from ksm_lightning.sklearn.component_search import choose_components, train_with
 from ksm_lightning.sklearn.encoder import LazyEncoder
 from ksm_lightning.sklearn.frozen import DTYPES
@@ -28,7 +28,6 @@ from ksm_lightning.sklearn.settings import (
     check_parameters,
     check_updates,
     is_error,
-    readout_sample,
     sizes_for,
     training_samples,
 )
@@ -199,7 +198,9 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             half_life=self.half_life, seed=seed,
         )  # fmt: skip
         self._stream.seen = self._stream.reservoir.seen = len(rows)
-        sample = None if self.readout == "neural" else readout_sample(network.kernel, x, network.W.detach())
+        sample = (
+            None if self.readout == "neural" else x[random_subset(len(x), readout_sample_size(network.num_landmarks))]
+        )
         encoder = LazyEncoder(network, self._stream, check_readout(self.readout), n, sample)
         self._encoder = encoder_of(encoder, self._stream)
         self.kernel_, self.n_samples_seen_, self.n_components_ = network.kernel, len(rows), n
