@@ -44,8 +44,8 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Mov
 
     Of many points, 2,048 are drawn in proportion to their residual, or two per landmark: among them are the rare ones,
     and the sum over them weights points by their residual, as the kernel error does. With fewer than 10 points per
-    landmark only idle landmarks move, which explain almost nothing: the others would fit the points. More than 2,048 landmarks are not
-    searched, because the matrices (n, n) and (n + samples, samples) would take too long.
+    landmark only idle landmarks move, which explain almost nothing: the others would fit the points. More than 2,048
+    landmarks are not searched, because the matrices (n, n) and (n + samples, samples) would take too long.
 
     Args:
         kernel: The similarity.

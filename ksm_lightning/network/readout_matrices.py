@@ -9,7 +9,7 @@ from ksm_lightning.kernels.limits import ROWS_AT_ONCE
 LEAST_SQUARES_RIDGE = 1e-3
 """Ridge of the least-squares readout towards Nystroem's features, in units of the mean ``f(x, x)``."""
 FEATURE_LIMIT = 4.0
-"""Largest ``|y|^2 / f(x, x)`` of fitted features: nothing determines their size near points unlike all of the sample."""
+"""Largest ``|y|^2 / f(x, x)`` of fitted features: nothing determines their size near points unlike the sample."""
 
 
 def check_count(num_features: int, num_landmarks: int) -> None:
