@@ -36,9 +36,8 @@ class KernelSimilarityMatching(NeuronParallelModule):
     is one update and counts as one in ``trainer.global_step``. Step sizes and kernel parameters are a function of that
     count, so a resumed run continues exactly. Training ends with the schedule.
 
-    The default schedule is adaptive: natural steps, a start at the optimal scale with the exact L, idle landmarks
-    moved, and the exact L at the end (:class:`~ksm_lightning.learning.AdaptiveSchedule`). ``phases`` apply the paper's
-    rules only.
+    The default schedule is adaptive: natural steps, a start and an end at the optimal scale with the exact L, and
+    idle landmarks moved (:class:`~ksm_lightning.learning.AdaptiveSchedule`). ``phases`` apply the paper's rules only.
 
     Args:
         options: The hyper-parameters, see :class:`ksm_lightning.learning.HyperParameters`, which also checks them.
@@ -212,7 +211,7 @@ class KernelSimilarityMatching(NeuronParallelModule):
     # ------------------------------------------------------------------ the exact end
 
     def finish(self) -> None:
-        """End the schedule: return to the best landmarks, then the exact L, if `consolidate` is set and data ends."""
+        """End the schedule: return to the best landmarks, and :meth:`consolidate` if that is set and the data ends."""
         if self.learner.not_finite():
             return
         self.learner.keep_best()
@@ -233,10 +232,11 @@ class KernelSimilarityMatching(NeuronParallelModule):
         self.run_state.needs_finish = False
 
     def consolidate(self, blocks: Iterable[Tensor] | None = None) -> float:
-        """Set L (and Q) to the exact value for W (and q) and all training points; returns the bound J.
+        """Set the best common scale of W (or q) and the exact L for all training points; returns the bound J.
 
-        One float64 pass over the data, which all processes share and must all call. ``blocks`` is this process's
-        share of the inputs, one block (samples, m) at a time. Default: the trainer's data.
+        A tight network gets the exact Q and L. One float64 pass over the data, which all processes share and must all
+        call. ``blocks`` is this process's share of the inputs, one block (samples, m) at a time. Default: the trainer's
+        data.
         """
         bound = self.learner.finish(training_inputs(self.trainer) if blocks is None else blocks)
         if attached_trainer(self) is not None:

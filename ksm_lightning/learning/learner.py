@@ -228,7 +228,9 @@ class Learner:
 
     @torch.no_grad()
     def finish(self, blocks: Iterable[Tensor]) -> float:
-        """Set L (and Q) to the exact value for W (and q) and all data; returns the bound J.
+        """Set the best common scale of W (or q) and the exact L for all data; returns the bound J.
+
+        A tight network gets the exact Q and L.
 
         Args:
             blocks: All inputs, or this process's share of them, one block (samples, m) at a time.

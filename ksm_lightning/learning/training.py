@@ -90,7 +90,8 @@ def train(
             steps.
         init: Start of W. Default: at data points, with natural steps at KMeans-like centres and, with the tight bound,
             rare points.
-        consolidate_at_end: Whether to end with the exact L for all data. Default: only with natural steps.
+        consolidate_at_end: Whether to end with the best common scale and the exact L for all data. Default: only with
+            natural steps.
         keeps_landmarks: Whether the paper's bound, too, follows the best landmarks of the run and ends with them: for
             readouts that use nothing but W.
         seed: Seed of the start, the batches and the samples.

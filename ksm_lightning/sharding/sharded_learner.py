@@ -126,7 +126,7 @@ class ShardedLearner(Learner):
 
     @torch.no_grad()
     def finish(self, blocks: Iterable[Tensor]) -> float:
-        """Set L to the exact value for W, q and all data, see :func:`~.sharded_exact.consolidate`; returns J."""
+        """Set the best scale and the exact L for all data, see :func:`~.sharded_exact.consolidate`; returns J."""
         self.network.release()
         self.responses.reset()
         bound = sharded_exact.consolidate(self.network, blocks)
