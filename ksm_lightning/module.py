@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from ksm_lightning.data.datamodule import datamodule_of, training_inputs
-from ksm_lightning.data.loaders import batches_of, has_length, inputs_of
+from ksm_lightning.data.loaders import batches_of, has_length, inputs_of, next_milestone
 from ksm_lightning.learning import HyperParameters
 from ksm_lightning.learning.learner import Stage
 from ksm_lightning.learning.units import choose_points, points_to_draw
@@ -117,6 +117,7 @@ class KernelSimilarityMatching(NeuronParallelModule):
         self.run_state.start(self.global_step)
         if self.global_step == 0:
             self.learner.restart()
+            self.log_bound()
         self.run_state.needs_finish &= self.global_step >= self.schedule.total_updates  # unless it is longer now
 
     def on_train_epoch_start(self) -> None:
@@ -177,9 +178,13 @@ class KernelSimilarityMatching(NeuronParallelModule):
         if not self.run_state.is_guarded:
             self._check_finite()  # before any checkpoint or evaluation
         self.learner.set_kernel_for(first + made)
-        if first + made >= self.schedule.total_updates:
+        is_last = first + made >= self.schedule.total_updates
+        if is_last:
             self.finish()
             self.trainer.should_stop = not self.run_state.needs_finish
+        self.run_state.is_milestone = not is_last and first + made >= next_milestone(first)
+        if is_last or self.run_state.is_milestone:
+            self.log_bound()
         self.agree_to_stop()  # and leave after the callbacks, which save a checkpoint
         return {"energy": log.energy, "logged_energies": log.logged}
 
@@ -238,11 +243,7 @@ class KernelSimilarityMatching(NeuronParallelModule):
         call. ``blocks`` is this process's share of the inputs, one block (samples, m) at a time. Default: the trainer's
         data.
         """
-        bound = self.learner.finish(training_inputs(self.trainer) if blocks is None else blocks)
-        if attached_trainer(self) is not None:
-            for logger in self.loggers:
-                logger.log_metrics({names.TRAIN_BOUND: bound}, step=self.global_step)
-        return bound
+        return self.learner.finish(training_inputs(self.trainer) if blocks is None else blocks)
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -1,5 +1,7 @@
 """The LightningModule: updates against the paper's rules, logging, schedules, plain dataloaders and error messages."""
 
+import itertools
+
 import lightning
 import pytest
 import torch
@@ -136,6 +138,37 @@ def test_logged_names_and_counts():
         6,
         12,
     ]
+
+
+@pytest.mark.parametrize("options", [{}, {"bound": "tight", "num_landmarks": 9}, {"kernel": "linear"}], ids=str)
+def test_the_bound_on_a_fixed_sample_falls_smoothly_from_update_0(options):
+    logger = Recorder()
+    kernel_params = {} if options.get("kernel") else {"sigma": 0.3}
+    module = model(
+        phases=None, updates=300, in_features=None, init="data", **{"kernel_params": kernel_params, **options}
+    )
+    fit(module, moons(batch_size=512, updates_per_epoch=1000), logger=logger, callbacks=[KernelErrorEvaluation()])
+    bounds = {step: metrics["train/bound"] for step, metrics in logger.metrics.items() if "train/bound" in metrics}
+    assert list(bounds) == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
+    total = max(bounds.values()) - min(bounds.values())
+    values = list(bounds.values())
+    assert all(after <= before + 0.1 * total for before, after in itertools.pairwise(values))
+    assert values[-1] < min(values) + 0.1 * total
+    assert module.consolidate([moons().train_points.data]) == pytest.approx(values[-1], rel=1e-4)
+    errors = {step for step, metrics in logger.metrics.items() if "val/kernel_nrmse" in metrics}
+    assert errors == {0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300}
+
+
+def test_errors_between_validations_do_not_reach_monitors():
+    seen = []
+
+    class Monitor(lightning.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            seen.append("val/kernel_nrmse" in trainer.callback_metrics)
+
+    fit(model(phases=[Phase(40)]), logger=Recorder(), callbacks=[KernelErrorEvaluation(), Monitor()])
+    assert len(seen) > 4
+    assert not any(seen)
 
 
 def test_logged_health_is_that_of_the_weights():

@@ -43,6 +43,14 @@ def _logical_shift(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
+def next_milestone(update: int) -> int:
+    """The first milestone after an update: 1, 2, 4, 8 and so on.
+
+    What is measured there shows the start of a run, where most is learned, as finely as its end.
+    """
+    return 1 << update.bit_length()
+
+
 class UpdateBlock(NamedTuple):
     """The batches of several consecutive updates."""
 
@@ -69,6 +77,7 @@ class UpdateLoader:
             the middle of an epoch.
         last_update: Number of updates in the run; no block goes beyond it. Default: unlimited.
         stops: Blocks end at the multiples of each of these numbers, so that callbacks can act there.
+        ends_at_milestones: Whether blocks also end at milestones, see :func:`next_milestone`.
         updates_at_once: Maximum number of updates in a block. Default: 200.
     """
 
@@ -83,6 +92,7 @@ class UpdateLoader:
         next_update: Callable[[], int] = lambda: 0,
         last_update: int | None = None,
         stops: Sequence[int] = (),
+        ends_at_milestones: bool = False,
         updates_at_once: int = UPDATES_AT_ONCE,
     ) -> None:
         if not 1 <= (rank + 1) * batch_size <= MAX_SLOTS:
@@ -99,6 +109,7 @@ class UpdateLoader:
         self.next_update = next_update
         self.last_update = last_update
         block = max(1, min(updates_at_once, NUMBERS_AT_ONCE // (batch_size * points.num_features)))
+        self.ends_at_milestones = ends_at_milestones
         self.stops = (block, updates_per_epoch, *stops)
 
     def indices(self, first_update: int, updates: int) -> Tensor:
@@ -115,6 +126,8 @@ class UpdateLoader:
             end = min(end, self.last_update)
         while first_update < end:
             stop = min(end, *((first_update // every + 1) * every for every in self.stops))
+            if self.ends_at_milestones:
+                stop = min(stop, next_milestone(first_update))
             yield first_update, stop - first_update
             first_update = stop
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ksm_lightning.kernels import Kernel, full_precision
 from ksm_lightning.learning import exact_tight
 from ksm_lightning.learning.moments import SimilarityMoment, similarity_moment
-from ksm_lightning.learning.spectrum import Spectrum, leading_spectrum
+from ksm_lightning.learning.spectrum import Spectrum, leading_spectrum, moment_eigenvalues
 from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS
@@ -56,10 +56,10 @@ def solve_inner(B: Tensor, self_similarity: Tensor, q: Tensor, ridge: float) -> 
     beta, vectors = torch.linalg.eigh(B.double())
     l = lateral_eigenvalues(beta, ridge)  # noqa: E741
     gain = 0.5 * (q.double().square() * self_similarity.double()).sum()
-    return Inner((vectors * l) @ vectors.mT, _bound(gain, l, ridge))
+    return Inner((vectors * l) @ vectors.mT, bound_from(gain, l, ridge))
 
 
-def _bound(gain: Tensor, l: Tensor, ridge: float) -> Tensor:  # noqa: E741
+def bound_from(gain: Tensor, l: Tensor, ridge: float) -> Tensor:  # noqa: E741
     """J from ``1/2 sum_i q_i^2 f(w_i, w_i)`` and the eigenvalues of the exact L (n,)."""
     return gain - (0.5 * l * (l + ridge) + 0.25 * l * l).sum()
 
@@ -181,6 +181,16 @@ def consolidate(network: KSMNetwork, moment: SimilarityMoment, shrinkage: float 
 
 
 @torch.no_grad()
+def bound_on(network: KSMNetwork, x: Tensor) -> Tensor:
+    """The bound J of a network's W and q for a sample (samples, m): its energy with the exact L (and Q)."""
+    k = network.kernel(x, network.W).double()
+    if isinstance(network, TightNetwork):
+        return exact_tight.bound_of(network, k)
+    gain = 0.5 * (network.q.double().square() * network.kernel.diag(network.W)).sum()
+    return bound_from(gain, lateral_eigenvalues(moment_eigenvalues(network.q * k), network.ridge), network.ridge)
+
+
+@torch.no_grad()
 def balance(network: KSMNetwork, x: Tensor, shrinkage: float = 0.0) -> None:
     """:func:`consolidate` for a sample (samples, m).
 
@@ -203,7 +213,7 @@ def _settle(network: KSMNetwork, B: Spectrum) -> float:
     set_scale(kernel, network.W, network.q, c)
     L = B.map(lambda beta: lateral_eigenvalues(c * c * beta, ridge))
     network.L.copy_(L.dense())
-    return float(_bound(0.5 * c * c * own.sum(), L.eigenvalues, ridge))
+    return float(bound_from(0.5 * c * c * own.sum(), L.eigenvalues, ridge))
 
 
 @torch.no_grad()

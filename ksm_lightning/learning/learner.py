@@ -11,7 +11,7 @@ from torch import Tensor
 from ksm_lightning.learning.acceleration import Acceleration
 from ksm_lightning.learning.best import BestWeights, Snapshot
 from ksm_lightning.learning.collectives import Collectives, SingleProcess, numbers_of_first
-from ksm_lightning.learning.exact import balance, consolidate
+from ksm_lightning.learning.exact import balance, bound_on, consolidate
 from ksm_lightning.learning.moments import SimilarityMoment, similarity_moment
 from ksm_lightning.learning.observation import Observation
 from ksm_lightning.learning.relocation import relocate
@@ -244,6 +244,10 @@ class Learner:
         bound = consolidate(self.network, SimilarityMoment(summed[:-1].view_as(total), summed[-1]))
         self.invalidate()
         return bound
+
+    def bound_on(self, x: Tensor) -> float:
+        """The bound J for a sample (samples, m): the energy with the exact L (and Q). NaN if it is not finite."""
+        return math.nan if self.not_finite() else float(bound_on(self.network, x))
 
     # ------------------------------------------------------------------ state
 

@@ -46,6 +46,17 @@ class Spectrum(NamedTuple):
         return matrix
 
 
+def moment_eigenvalues(b: Tensor) -> Tensor:
+    """The eigenvalues of ``<b b^T>`` for rows (samples, n), float64, except zeros: those of the smaller Gram matrix."""
+    return gram_eigenvalues((b.mT @ b if b.shape[1] <= len(b) else b @ b.mT) / len(b))
+
+
+def gram_eigenvalues(gram: Tensor) -> Tensor:
+    """The eigenvalues of a positive semi-definite matrix; NaN if it is not finite, which would be an error."""
+    is_finite = bool(gram.isfinite().all())
+    return torch.linalg.eigvalsh(gram).clamp(min=0) if is_finite else torch.full_like(gram.diagonal(), torch.nan)
+
+
 @torch.no_grad()
 def leading_spectrum(kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, rank: int = RANK) -> Spectrum:
     """The leading eigenvalues of ``B = <b b^T>`` for the drive ``b = q * f(x, W)``, by subspace iteration.

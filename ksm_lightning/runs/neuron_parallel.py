@@ -1,5 +1,6 @@
 """Runs whose processes share the neurons: how they start, and what they write to checkpoints."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -10,16 +11,18 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.data import KSMDataModule
+from ksm_lightning.data.datamodule import datamodule_of
 from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate_count, check_range
 from ksm_lightning.learning.learner import Stage
 from ksm_lightning.learning.training import start_at
 from ksm_lightning.network import KSMNetwork, NormalInit
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS
 from ksm_lightning.private_apis import attached_trainer
+from ksm_lightning.runs import metric_names
 from ksm_lightning.runs.digest import digest_of
 from ksm_lightning.runs.panels import PanelName, has_panels, put_rows, read_rows, restrict_rows, take_rows
 from ksm_lightning.runs.processes import TrainerCollectives, on_first_process
-from ksm_lightning.runs.start import CHECKED_POINTS, StartingModule
+from ksm_lightning.runs.start import StartingModule, fixed_sample
 from ksm_lightning.runs.strategy import keep_unwrapped
 from ksm_lightning.sharding import Shard, ShardedLearner, ShardedNetwork
 
@@ -125,7 +128,7 @@ class NeuronParallelModule(StartingModule):
 
         def choose() -> None:
             kernel, sizes = hyper.make_kernel(), (hyper.num_neurons, data.in_features)
-            check_range(kernel, data.random_points(CHECKED_POINTS, torch.Generator().manual_seed(0)))
+            check_range(kernel, fixed_sample(data))
             init = NormalInit(hyper.init_scale)
             if hyper.init == "data" and candidates is not None:
                 n = hyper.num_neurons
@@ -149,6 +152,16 @@ class NeuronParallelModule(StartingModule):
             return on_first_process(self.trainer, compute)
         result: T = self.trainer.strategy.broadcast(compute())
         return result
+
+    def log_bound(self) -> None:
+        """Log the bound J on a fixed sample, which has no noise of batches."""
+        data = datamodule_of(self.trainer)
+        if data is None or not self.loggers or not (self.trainer.is_global_zero or self.shares_neurons):
+            return
+        bound = self.learner.bound_on(fixed_sample(data).to(self.network.W))
+        if math.isfinite(bound):
+            for logger in self.loggers:
+                logger.log_metrics({metric_names.TRAIN_BOUND: bound}, step=self.trainer.global_step)
 
     def skips_work(self) -> bool:
         return self.agree_to_stop() if self.shares_neurons else super().skips_work()

@@ -27,6 +27,9 @@ class RunState:
     log: UpdateLog = field(default_factory=UpdateLog)
     needs_finish: bool = False  # all updates are made, but a signal came before L was consolidated
     has_updated: bool = False  # this run has made an update
+    is_milestone: bool = (
+        False  # the last block has reached a milestone, see `next_milestone`, before the end of the run
+    )
     updates_per_second: float = 0.0  # up to the last update or validation, with everything in between
     batch_choice: str = ""  # what `batch_size: auto` has chosen, in a sentence
     encoder: Callable[[Tensor], Tensor] | None = None  # what `predict` computes; None: the network's responses

@@ -22,8 +22,13 @@ from ksm_lightning.network.rare_points import without_heavy_at_end
 from ksm_lightning.runs.processes import on_first_process
 from ksm_lightning.runs.run_state import StoppableModule
 
-CHECKED_POINTS = 1000
-"""Number of points that show whether the kernel is in the range of their dtype."""
+SAMPLE_POINTS = 2000
+"""Number of points of the fixed sample: on it the bound is measured, and whether the kernel is in range."""
+
+
+def fixed_sample(data: KSMDataModule) -> Tensor:
+    """A random sample of the training points (samples, m), the same in every run on these data."""
+    return data.random_points(SAMPLE_POINTS, torch.Generator().manual_seed(0))
 
 
 class StartingModule(StoppableModule):
@@ -84,7 +89,7 @@ class StartingModule(StoppableModule):
             self.learner.set_kernel_for(self.trainer.global_step)
 
         def choose() -> float:
-            check_range(hyper.make_kernel(), data.random_points(CHECKED_POINTS, torch.Generator().manual_seed(0)))
+            check_range(hyper.make_kernel(), fixed_sample(data))
             starts_at_data = is_unplaced and hyper.init == "data"
             candidates = None
             if starts_at_data or is_natural:

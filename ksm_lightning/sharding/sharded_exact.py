@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, full_precision
-from ksm_lightning.learning.exact import lateral_eigenvalues, optimal_scale, set_scale
-from ksm_lightning.learning.spectrum import RANK, Spectrum
+from ksm_lightning.learning.exact import bound_from, lateral_eigenvalues, optimal_scale, set_scale
+from ksm_lightning.learning.spectrum import RANK, Spectrum, gram_eigenvalues
 from ksm_lightning.sharding.layout import Shard
 from ksm_lightning.sharding.matrix_function import exact_lateral
 from ksm_lightning.sharding.sharded_network import ShardedNetwork
@@ -76,6 +76,16 @@ def _best_scale(network: ShardedNetwork, eigenvalues: Tensor) -> Tensor:
     """The best common scale from the eigenvalues (n,) of B, see :func:`ksm_lightning.learning.exact.optimal_scale`."""
     own = (network.q.double().square() * network.kernel.diag(network.W)).sum()
     return optimal_scale(eigenvalues, network.shard.sum(own), network.ridge)
+
+
+@torch.no_grad()
+def bound_on(network: ShardedNetwork, x: Tensor) -> float:
+    """The bound J for a sample (samples, m), the same on all processes."""
+    shard, ridge = network.shard, network.ridge
+    b = network.q.double() * network.kernel(x, network.W).double()  # (samples, n_r)
+    beta = gram_eigenvalues(shard.sum(b @ b.mT) / len(x))
+    gain = 0.5 * shard.sum((network.q.double().square() * network.kernel.diag(network.W)).sum())
+    return float(bound_from(gain, lateral_eigenvalues(beta, ridge), ridge))
 
 
 @torch.no_grad()

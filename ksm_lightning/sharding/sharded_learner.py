@@ -1,5 +1,6 @@
 """The Learner of a sharded network. Every process calls the same methods, with the same batches and samples."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -132,6 +133,9 @@ class ShardedLearner(Learner):
         bound = sharded_exact.consolidate(self.network, blocks)
         self.invalidate()
         return bound
+
+    def bound_on(self, x: Tensor) -> float:
+        return math.nan if self.not_finite() else sharded_exact.bound_on(self.network, x)
 
     def balance(self, x: Tensor, shrinkage: float = 0.0) -> None:
         """Set the common scale and the first L for a sample (samples, m), see :func:`~.sharded_exact.balance`."""

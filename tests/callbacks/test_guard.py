@@ -242,9 +242,7 @@ def test_a_dataloader_without_a_length_is_not_consolidated():
 
 
 def test_without_a_guard_the_module_checks_every_block():
-    with pytest.raises(
-        FloatingPointError, match=r"at or before update 120: W, q, L, the factorisation of L.*DivergenceGuard"
-    ):
+    with pytest.raises(FloatingPointError, match=r"at or before update 32: the factorisation of L.*DivergenceGuard"):
         trainer().fit(model(phases=WILD), datamodule=moons())
 
 

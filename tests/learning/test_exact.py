@@ -8,7 +8,9 @@ from helpers import references
 from helpers.kernels import KERNELS
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import GaussianKernel, LinearKernel, PolynomialKernel, PowerCosineKernel, make_kernel
+from ksm_lightning.learning import exact_tight
 from ksm_lightning.learning.exact import (
+    bound_on,
     consolidate,
     lateral_eigenvalues,
     minimise_bound,
@@ -17,7 +19,7 @@ from ksm_lightning.learning.exact import (
     similarity_moment,
     solve_inner,
 )
-from ksm_lightning.network import KSMNetwork, functional
+from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 
 RIDGE = 1e-3
 
@@ -133,6 +135,26 @@ def test_the_end_of_a_run_has_the_exact_scale_and_L_of_whatever_scale_it_came_wi
         set_scale(kernel, network.W, network.q, torch.tensor(1 / c, dtype=torch.float64))
     if kernel.is_homogeneous:
         assert (network.q == 1).all()
+
+
+@pytest.mark.parametrize("samples", [4, 40])
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_the_bound_on_a_sample_is_the_energy_with_the_exact_solution(rng, is_tight, samples):
+    """Also of fewer samples than neurons, whose Gram matrix is the smaller one."""
+    kernel, x, W, q = state(rng, samples=samples)
+    if is_tight:
+        network = TightNetwork(kernel, 3, 4, RIDGE, lambda *_: W, num_landmarks=5).double()
+    else:
+        network = KSMNetwork(kernel, 3, 5, RIDGE, lambda *_: W).double()
+        network.q.data.copy_(q)
+    expected, found = network.L.detach().clone(), bound_on(network, x).item()
+    assert_close(network.L.detach(), expected)  # nothing has changed
+    moment = similarity_moment(kernel, [x], network.W)
+    if is_tight:
+        exact_tight.settle(network, moment)
+    else:
+        network.L.data.copy_(solve_inner(moment.of_drive(q), kernel.diag(W), q, RIDGE).L)
+    assert found == pytest.approx(network.energy_of(x).item(), rel=1e-7)
 
 
 def test_the_minimum_of_the_linear_kernel_is_the_principal_subspace(rng):
