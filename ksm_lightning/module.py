@@ -78,27 +78,26 @@ class KernelSimilarityMatching(NeuronParallelModule):
     def configure_model(self) -> None:
         """Check the model against the data. At the first fit, build and start the network."""
         data, hparams = datamodule_of(self.trainer), self.hparams
-        if hparams["in_features"] is not None and data is not None and data.in_features != hparams["in_features"]:
-            raise ValueError(
-                f"The data has {data.in_features} features, but the model was made for in_features="
-                f"{hparams['in_features']}: set `in_features` to {data.in_features}, or leave it out."
-            )
         is_fit = self.trainer.state.fn == "fit"
-        if data is not None and is_fit:
-            self.choose_width_from(data)
+        if data is None and is_fit:
+            self.read_first_batches()
+        points = self.starting_points
+        if hparams["in_features"] is not None and points is not None and points.in_features != hparams["in_features"]:
+            raise ValueError(
+                f"The data has {points.in_features} features, but the model was made for in_features="
+                f"{hparams['in_features']}: set `in_features` to {points.in_features}, or leave it out."
+            )
+        if points is not None and is_fit:
+            self.choose_width_from(points)
         if hparams["parallel"] == "neurons":
             self.prepare_neurons(data)
         learner = self.learner
         if learner.stage == "learning" or (hparams["in_features"] is not None and not is_fit):
             return
-        if data is not None:
-            with torch.device("cpu"):  # Lightning's default here is the training device
-                self.place_and_start(data)
-        elif learner.stage == "unplaced":
-            raise ValueError(
-                "Without a datamodule of ksm_lightning the input size and starting points are unknown: give "
-                "`in_features` and `init='normal'`, or use ArrayDataModule."
-            )
+        if points is None:
+            raise ValueError("The network has no weights yet: call `fit` first, or load a checkpoint.")
+        with torch.device("cpu"):  # Lightning's default here is the training device
+            self.place_and_start(points)
 
     def on_fit_start(self) -> None:
         """Check that the precision is full, and give all processes the same weights, which DDP leaves alone."""
@@ -118,6 +117,7 @@ class KernelSimilarityMatching(NeuronParallelModule):
         if self.global_step == 0:
             self.learner.restart()
             self.log_bound()
+            self.warn_if_silent()
         self.run_state.needs_finish &= self.global_step >= self.schedule.total_updates  # unless it is longer now
 
     def on_train_epoch_start(self) -> None:
@@ -136,6 +136,7 @@ class KernelSimilarityMatching(NeuronParallelModule):
         if missing := cut_short(self.schedule, self.global_step, self.hparams["consolidate"]):
             rank_zero_info(missing)
         self.learner.drop_recordings()
+        self._first_batches = None
         self.end_run()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -155,7 +156,6 @@ class KernelSimilarityMatching(NeuronParallelModule):
         self.network.check_input(batches[0])
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
-        self.ensure_started(batch)
         first = self.global_step
         batches = batches[: max(0, self.schedule.total_updates - first)]
         log, stop = self.run_state.log, self.run_state.stop
@@ -185,6 +185,8 @@ class KernelSimilarityMatching(NeuronParallelModule):
         self.run_state.is_milestone = not is_last and first + made >= next_milestone(first)
         if is_last or self.run_state.is_milestone:
             self.log_bound()
+        if is_last:
+            self.warn_if_silent()
         self.agree_to_stop()  # and leave after the callbacks, which save a checkpoint
         return {"energy": log.energy, "logged_energies": log.logged}
 

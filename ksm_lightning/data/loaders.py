@@ -167,6 +167,43 @@ class PointLoader:
             yield x if self.labels is None else (x, self.labels[start:stop].to(x.device))
 
 
+class FirstBatches:
+    """Points of the first batches of any loader, for a run without a datamodule of this package.
+
+    Points that are not finite are left out: the divergence guard names the update that meets them.
+
+    The global random state stays as it was, so that a loader that shuffles with it begins with the same batches.
+
+    Args:
+        loader: The loader, an iterable of batches.
+        count_for: Returns the number of points to read, given the number of features. A shorter loader is read whole.
+    """
+
+    def __init__(self, loader: Any, count_for: Callable[[int], int]) -> None:
+        parts: list[Tensor] = []
+        with torch.random.fork_rng(devices=[]):
+            for batch in loader:
+                x = inputs_of(batch).cpu()
+                if x.dim() != 2:
+                    raise ValueError(f"A batch must have the shape (batch, features), got {tuple(x.shape)}.")
+                x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+                parts.append(x[x.isfinite().all(1)])
+                if sum(map(len, parts)) >= count_for(x.shape[1]):
+                    break
+        if not any(map(len, parts)):
+            raise ValueError("The training loader has no batches of finite points, so there is nothing to learn from.")
+        self.points = torch.cat(parts)  # (samples, m)
+
+    @property
+    def in_features(self) -> int:
+        """Number of features of a point."""
+        return self.points.shape[1]
+
+    def random_points(self, count: int, generator: torch.Generator) -> Tensor:
+        """Up to ``count`` of the points (samples, m); ``generator`` is on the CPU."""
+        return self.points[torch.randperm(len(self.points), generator=generator)[:count]]
+
+
 def batches_of(batch: Any) -> Tensor:
     """Batches (updates, batch, m) of one training step: an :class:`UpdateBlock`, or one batch of another loader."""
     return batch.x if isinstance(batch, UpdateBlock) else inputs_of(batch)[None]
