@@ -97,7 +97,6 @@ class DivergenceGuard(Callback):
     ) -> None:
         if not isinstance(pl_module, KernelSimilarityMatching) or self._pending:
             return
-        pl_module.ensure_started(batch)
         self._before, self._first_update = pl_module.learner.snapshot(), trainer.global_step
         if self._good is None:
             self._good = self._before

@@ -1,5 +1,6 @@
-"""The leading part of the spectrum of ``B = <b b^T>``, for networks too large for an eigen-decomposition of B."""
+"""The spectrum of ``B = <b b^T>``, or its leading part for networks too large for an eigen-decomposition of B."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -18,22 +19,42 @@ class Spectrum(NamedTuple):
     vectors: Tensor  # U (n, r)
     rest: Tensor  # the other n - r eigenvalues, which count as equal; ()
 
-    def shrunk(self, shrinkage: float) -> "Spectrum":
-        """The matrix moved towards a multiple of I with the same trace."""
-        mean = (self.values.sum() + self.rest * self.num_equal) / len(self.vectors)
-        values, rest = ((1 - shrinkage) * beta + shrinkage * mean for beta in (self.values, self.rest))
-        return Spectrum(values, self.vectors, rest)
+    @classmethod
+    def of(cls, matrix: Tensor) -> "Spectrum":
+        """All eigenvalues of a positive semi-definite matrix (n, n), float64; negative rounding errors count as 0."""
+        values, vectors = torch.linalg.eigh(matrix.double())
+        return cls(values.clamp(min=0), vectors, values.new_zeros(()))
 
     @property
-    def num_equal(self) -> int:
-        """Number of eigenvalues that count as equal."""
-        return len(self.vectors) - len(self.values)
+    def eigenvalues(self) -> Tensor:
+        """All eigenvalues (n,)."""
+        return torch.cat([self.values, self.rest.expand(len(self.vectors) - len(self.values))])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Spectrum":
+        """The matrix with a function of each eigenvalue."""
+        return Spectrum(function(self.values), self.vectors, function(self.rest))
+
+    def shrunk(self, shrinkage: float) -> "Spectrum":
+        """The matrix moved towards a multiple of I with the same trace."""
+        mean = self.eigenvalues.mean()
+        return self.map(lambda beta: (1 - shrinkage) * beta + shrinkage * mean)
 
     def dense(self) -> Tensor:
         """The matrix (n, n), in the dtype of the vectors."""
         matrix = (self.vectors * (self.values - self.rest).to(self.vectors)) @ self.vectors.mT
         matrix.diagonal().add_(self.rest.to(matrix))
         return matrix
+
+
+def moment_eigenvalues(b: Tensor) -> Tensor:
+    """The eigenvalues of ``<b b^T>`` for rows (samples, n), float64, except zeros: those of the smaller Gram matrix."""
+    return gram_eigenvalues((b.mT @ b if b.shape[1] <= len(b) else b @ b.mT) / len(b))
+
+
+def gram_eigenvalues(gram: Tensor) -> Tensor:
+    """The eigenvalues of a positive semi-definite matrix; NaN if it is not finite, which would be an error."""
+    is_finite = bool(gram.isfinite().all())
+    return torch.linalg.eigvalsh(gram).clamp(min=0) if is_finite else torch.full_like(gram.diagonal(), torch.nan)
 
 
 @torch.no_grad()

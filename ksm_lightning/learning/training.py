@@ -66,7 +66,8 @@ def train(
         ridge: The paper's lambda. Default: 0.001, or :func:`~ksm_lightning.learning.units.natural_ridge` with natural
             steps.
         init: Start of W. Default: at data points, see :class:`~ksm_lightning.network.DataInit`.
-        consolidate_at_end: Whether to end with the exact L for all data. Default: only with natural steps.
+        consolidate_at_end: Whether to end with the best common scale and the exact L for all data. Default: only with
+            natural steps.
         seed: Seed of the start, the batches and the samples.
         progress: Called with the number of updates since the last call.
     """
