@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.data.points import Points
+from ksm_lightning.kernels.limits import NUMBERS_AT_ONCE, UPDATES_AT_ONCE
 
-UPDATES_AT_ONCE = 200
-"""Largest number of updates in one block."""
-NUMBERS_AT_ONCE = 2**22
-"""Largest number of values in the batches of one block of several updates."""
 # Constants of SplitMix64 (Steele, Lea and Flood, 2014) in two's complement: PyTorch has no uint64 arithmetic.
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 MAX_SLOTS = 2**24  # positions in a global batch

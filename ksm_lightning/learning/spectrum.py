@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, full_precision
+from ksm_lightning.kernels.limits import ROWS_AT_ONCE
 
-# Number of leading eigenvectors, passes over the sample that make them precise, and samples at once.
-RANK, _PASSES, _BLOCK = 1024, 2, 4096
+# Number of leading eigenvectors, and passes over the sample that make them precise.
+RANK, PASSES = 1024, 2
 
 
 class Spectrum(NamedTuple):
@@ -74,9 +75,9 @@ def leading_spectrum(kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, rank: int 
     n = len(W)
     first = torch.randn(n, min(rank, n), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     basis = torch.linalg.qr(first.to(W))[0]
-    blocks = torch.split(x.to(W), _BLOCK)
+    blocks = torch.split(x.to(W), ROWS_AT_ONCE)
     with full_precision(W.device):
-        for _ in range(_PASSES):
+        for _ in range(PASSES):
             product = torch.zeros_like(basis)
             for part in blocks:
                 drive = kernel(part, W) * q  # (block, n)

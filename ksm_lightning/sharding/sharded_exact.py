@@ -8,13 +8,10 @@ from torch import Tensor
 from ksm_lightning.kernels import Kernel, full_precision
 from ksm_lightning.kernels.limits import TILE
 from ksm_lightning.learning.exact import bound_from, lateral_eigenvalues, optimal_scale, set_scale
-from ksm_lightning.learning.spectrum import RANK, Spectrum, gram_eigenvalues
+from ksm_lightning.learning.spectrum import PASSES, RANK, Spectrum, gram_eigenvalues
 from ksm_lightning.sharding.layout import Shard
 from ksm_lightning.sharding.matrix_function import exact_lateral
 from ksm_lightning.sharding.sharded_network import ShardedNetwork
-
-# Passes over the sample that make the leading eigenvectors precise.
-_PASSES = 2
 
 
 @torch.no_grad()
@@ -35,7 +32,7 @@ def leading_spectrum(kernel: Kernel, x: Tensor, W: Tensor, q: Tensor, shard: Sha
     basis = torch.linalg.qr(shard.gather(_random_rows(shard.rows, count).to(W)))[0]  # (n, r)
     blocks = torch.split(x.to(W), TILE)
     with full_precision(W.device):
-        for _ in range(_PASSES):
+        for _ in range(PASSES):
             product = W.new_zeros(shard.count, count)
             for part in blocks:
                 drive = kernel(part, W) * q  # (block, n_r)
@@ -66,7 +63,7 @@ def _eigenvalues(B: Tensor, shard: Shard) -> Tensor:
     """The eigenvalues (n,) of the rows (n_r, n) of B, float64: those beyond the first 1,024 count as equal."""
     n, rank = shard.num_neurons, min(RANK, shard.num_neurons)
     basis = torch.linalg.qr(shard.gather(_random_rows(shard.rows, rank).to(B)))[0]  # (n, rank)
-    for _ in range(_PASSES):
+    for _ in range(PASSES):
         basis = torch.linalg.qr(shard.gather(B @ basis))[0]
     values = torch.linalg.eigvalsh(shard.sum(basis[shard.rows].mT @ (B @ basis))).clamp(min=0)
     rest = (shard.sum(shard.diagonal(B).sum()) - values.sum()).clamp(min=0) / max(1, n - rank)
