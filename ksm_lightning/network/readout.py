@@ -17,12 +17,10 @@ from ksm_lightning.kernels.limits import ROWS_AT_ONCE
 from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.network.preprocessing import Frozen
 from ksm_lightning.network.readout_matrices import (
-    LEAST_SQUARES_RIDGE,
     check_count,
     compress,
-    least_squares_matrix,
-    limit_readout,
     nystroem_matrix,
+    robust_least_squares,
 )
 
 Readout = Literal["neural", "nystroem", "least_squares"]
@@ -98,8 +96,7 @@ def readout_matrix(
     x = x[random_subset(len(x), readout_sample_size(len(W))).to(x.device)]
     if readout == "nystroem":
         return compress(kernel, W, nystroem_matrix(kernel, W), x, count)
-    ridge = LEAST_SQUARES_RIDGE * kernel.diag(x).double().mean()
-    return limit_readout(kernel, W, least_squares_matrix(kernel, W, x, count, ridge=ridge))
+    return robust_least_squares(kernel, W, x, count)
 
 
 class LandmarkFeatures(Frozen):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, inverse_root, symmetric_tiles
-from ksm_lightning.kernels.limits import ROWS_AT_ONCE
+from ksm_lightning.kernels.limits import NOTICEABLE, POINTS_PER_LANDMARK, ROWS_AT_ONCE
 
 LEAST_SQUARES_RIDGE = 1e-3
 """Ridge of the least-squares readout towards Nystroem's features, in units of the mean ``f(x, x)``."""
@@ -22,7 +22,7 @@ def check_count(num_features: int, num_landmarks: int) -> None:
 
 @torch.no_grad()
 def nystroem_matrix(kernel: Kernel, W: Tensor) -> Tensor:
-    """``(f(W,W)^+)^(1/2)`` (p, p), in float64. It makes the kernel exact on the span of the landmarks.
+    """A root of ``f(W,W)^+`` (p, p), in float64. It makes the kernel exact on the span of the landmarks.
 
     Args:
         kernel: The similarity.
@@ -35,8 +35,10 @@ def nystroem_matrix(kernel: Kernel, W: Tensor) -> Tensor:
                 [0.0000, 0.2500]], dtype=torch.float64)
     """
     W = W.double()
-    values, vectors = torch.linalg.eigh(kernel(W, W))
-    matrix: Tensor = (vectors * inverse_root(values)) @ vectors.mT
+    K = kernel(W, W)
+    unit = K.diagonal().clamp(min=torch.finfo(K.dtype).tiny).rsqrt()  # the length of a landmark must not decide
+    values, vectors = torch.linalg.eigh(K * unit * unit[:, None])
+    matrix: Tensor = unit[:, None] * (vectors * inverse_root(values)) @ vectors.mT
     return matrix
 
 
@@ -156,3 +158,29 @@ def limit_readout(kernel: Kernel, W: Tensor, M: Tensor, limit: float = FEATURE_L
     values, vectors = torch.linalg.eigh(M.mT @ kernel(W, W) @ M)
     factors = (limit / values.clamp(min=torch.finfo(values.dtype).tiny)).clamp(max=1).sqrt()
     return M if bool((factors == 1).all()) else M @ (vectors * factors) @ vectors.mT
+
+
+@torch.no_grad()
+def robust_least_squares(kernel: Kernel, W: Tensor, x: Tensor, count: int) -> Tensor:
+    """The least-squares matrix M (p, k) of a sample that may lack rare points, in float64.
+
+    Landmarks stand for rare points. They become points of the sample, with a weight ``c / (c + s_j)`` that is high
+    where the sample has nothing near them: ``s_j = sum_x cos(x, w_j)^2`` is the number of points near landmark j in
+    feature space, and c is 10, or 1 % of the mean number. Otherwise nothing would determine the features near them,
+    and one rare point could double the error of all. Features are then limited, see :func:`limit_readout`.
+    """
+    W, x = W.double(), x.double()
+    tiny = torch.finfo(torch.float64).tiny
+    landmarks = W
+    if kernel.is_homogeneous and kernel.degree is not None:  # the length of a landmark is its gain, not that of a point
+        ratio = kernel.diag(x).mean() / kernel.diag(W).clamp(min=tiny)
+        landmarks = W * ratio.clamp(max=1e12)[:, None] ** (0.5 / kernel.degree)
+    near = W.new_zeros(len(W))
+    for part in torch.split(x, ROWS_AT_ONCE):
+        squares = kernel(part, W).square_() / kernel.diag(W).clamp(min=tiny)
+        near += (squares / kernel.diag(part).clamp(min=tiny)[:, None]).sum(0)
+    enough = (NOTICEABLE * near.mean()).clamp(min=tiny, max=POINTS_PER_LANDMARK)
+    weights = torch.cat([x.new_ones(len(x)), enough / (enough + near)])
+    ridge = LEAST_SQUARES_RIDGE * kernel.diag(x).mean()
+    M = least_squares_matrix(kernel, W, torch.cat([x, landmarks]), count, weights=weights, ridge=ridge)
+    return limit_readout(kernel, W, M)
