@@ -15,34 +15,30 @@ the code has changed. real_data.py says which data is needed.
 import argparse
 import importlib
 import json
-import math
 import os
 import pkgutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from statistics import fmean, median
 from types import ModuleType
 from typing import Any
 
 import ablation_panel
-import sklearn
 import torch
-from ablation_panel import LONGEST, PARTS, Run, panel
+from ablation_panel import PARTS, Run, panel
+from ablation_texts import Results, key_of, write
 from ablation_variants import UNCHANGED, From, Patch, Variant, all_variants
-from real_data import ROUNDING, Record
-from results import machine, table, write_sections
 from tqdm import tqdm
 
 import ksm_lightning
 
 ROOT = Path(__file__).resolve().parents[2]
-MEDIAN_LIMIT, WORST_LIMIT = 0.01, 0.05  # a mechanism whose removal changes less than this is not needed
-Key = tuple[str, str, str, int]  # variant, part, configuration, seed
-Results = dict[Key, Record]
-NOT_ERRORS = ("finite", "seconds", "reason")
+# Machine code contains copies of the constants.
+TORCH_ONLY: Patch = ("learning.native:is_available", lambda: False)
 
 
 # ---------------------------------------------------------------------- patches
@@ -110,12 +106,8 @@ def stored(path: Path) -> Results:
     return {tuple(record.pop("key")): record for record in records}
 
 
-def key_of(variant: Variant, run: Run) -> Key:
-    return variant.name, run.part, run.configuration, run.seed
-
-
-def measure_missing(variants: Sequence[Variant], runs: Sequence[Run], path: Path, found: Results) -> None:
-    """Measure the pairs of a variant and a run that are not in ``found`` yet, one variant after the other."""
+def measure_missing(variants: Sequence[Variant], runs: Sequence[Run], path: Path, found: Results) -> Iterator[Variant]:
+    """Measure the pairs of a variant and a run that are not in ``found`` yet. Yields each variant that is finished."""
     pairs = [
         (variant, run)
         for variant in variants
@@ -123,148 +115,18 @@ def measure_missing(variants: Sequence[Variant], runs: Sequence[Run], path: Path
         if variant.may_change(run.part, run.bound) and key_of(variant, run) not in found
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file, tqdm(pairs, unit="run", disable=not pairs) as bar:
-        for variant, run in bar:
-            bar.set_description(f"{variant.name}: {run.part}")
-            with (
-                patched([("learning.native:is_available", lambda: False), *variant.patches]),
-                warnings.catch_warnings(),
-            ):
-                warnings.simplefilter("ignore")
-                record = run.measure(variant.is_readout)
-            found[key_of(variant, run)] = record
-            file.write(json.dumps({"key": key_of(variant, run), **record}) + "\n")
-            file.flush()
-
-
-# ---------------------------------------------------------------------- texts
-
-
-def ratios_of(variant: str, part: str, found: Results) -> dict[tuple[str, str], list[float]]:
-    """Errors over those of the unchanged code, by configuration and kind of error, one per seed."""
-    ratios: dict[tuple[str, str], list[float]] = {}
-    for (name, of_part, configuration, seed), record in found.items():
-        base = found.get((UNCHANGED.name, of_part, configuration, seed), {})
-        for kind in sorted(record.keys() - NOT_ERRORS) if name == variant else ():
-            if part == (LONGEST if kind == LONGEST else of_part) and max(record[kind], base.get(kind, 0)) >= ROUNDING:
-                ratios.setdefault((configuration, kind), []).append(
-                    max(record[kind], ROUNDING) / max(base.get(kind, 0), ROUNDING)
-                )
-    return ratios
-
-
-class Change:
-    """What a variant changes in a part of the panel."""
-
-    def __init__(self, variant: str, part: str, found: Results) -> None:
-        self.variant, self.part, self.ratios = variant, part, ratios_of(variant, part, found)
-        records = {key: record for key, record in found.items() if key[:2] == (variant, part)}
-        self.failed = sum(not record["finite"] for record in records.values())
-        self.is_empty = not self.ratios and not self.failed
-        values = [ratio for each in self.ratios.values() for ratio in each]
-        means = {key: math.exp(fmean(map(math.log, each))) for key, each in self.ratios.items()}
-        self.worst_cell = ", ".join(max(means, key=means.__getitem__)) if means else ""
-        self.median = median(values) - 1 if values else math.nan
-        self.worst, self.worst_run = (max(each) - 1 if each else math.nan for each in (means.values(), values))
-        self.has_effect = any(value != 1 for value in values) or self.failed > 0
-        pairs = [
-            (r["seconds"], found[UNCHANGED.name, *key[1:]].get("seconds", math.nan))
-            for key, r in records.items()
-            if r["finite"]
-        ]
-        self.time = sum(a for a, _ in pairs) / max(1e-9, sum(b for _, b in pairs)) - 1 if pairs else math.nan
-
-    @property
-    def is_small(self) -> bool:
-        return self.failed == 0 and abs(self.median) < MEDIAN_LIMIT and self.worst < WORST_LIMIT
-
-    def row(self) -> tuple[str, ...]:
-        if not self.has_effect:
-            return (self.variant, self.part, "no effect", "", "", "", percent(self.time), "0")
-        numbers = (
-            percent(self.median),
-            percent(self.worst),
-            self.worst_cell,
-            percent(self.worst_run),
-            percent(self.time),
-        )
-        return (self.variant, self.part, *numbers, str(self.failed))
-
-
-def percent(change: float) -> str:
-    return "" if math.isnan(change) else f"{100 * change:+.1f} %"
-
-
-def changes_text(found: Results, variants: Mapping[str, Variant]) -> list[str]:
-    rows, small, none, noticed = [], [], [], []
-    for name in [name for name in variants if any(key[0] == name for key in found)]:
-        changes = [change for part in (*PARTS, LONGEST) if not (change := Change(name, part, found)).is_empty]
-        rows += [change.row() for change in changes]
-        group = noticed if not all(change.is_small for change in changes) else none if not any(
-            change.has_effect for change in changes) else small  # fmt: skip
-        if not name.startswith("other seeds"):
-            group.append(name)
-    header = ("variant", "part", "median", "worst", "where", "worst run", "seconds", "non-finite")
-    return [
-        "Changes of the error relative to the unchanged code. The median is over runs, the worst change is that of a "
-        "configuration (mean over its seeds), the worst run is a single one. Seconds are those of the processor. "
-        "Variants with other seeds show how large changes by chance are.",
-        "",
-        f"Median below {percent(MEDIAN_LIMIT)}, no configuration above {percent(WORST_LIMIT)}, nothing non-finite, in "
-        f"all parts that were measured: {'; '.join(small) or 'none'}.",
-        "",
-        f"No effect on any run: {'; '.join(none) or 'none'}.",
-        "",
-        *table(header, rows),
-    ]
-
-
-def panel_text(found: Results, runs: Sequence[Run]) -> list[str]:
-    rows: dict[tuple[str, str], list[Record]] = {}
-    for run in runs:
-        record = found.get(key_of(UNCHANGED, run))
-        if record is not None:
-            rows.setdefault((run.part, run.configuration), []).append(record)
-    lines = []
-    for (part, configuration), records in rows.items():
-        finite = [record for record in records if record["finite"]]
-        errors = [
-            f"{kind} {median(r[kind] for r in finite):.4f}" for kind in (finite or [{}])[0] if kind not in NOT_ERRORS
-        ]
-        seconds = f"{fmean(r['seconds'] for r in finite):.2f}" if finite else ""
-        lines.append(
-            (part, configuration, str(len(records)), ", ".join(errors), seconds, str(len(records) - len(finite)))
-        )
-    return [
-        "The unchanged code, medians over seeds.",
-        "",
-        *table(("part", "configuration", "runs", "errors", "s per run", "non-finite"), lines),
-    ]
-
-
-def variants_text(variants: Mapping[str, Variant]) -> list[str]:
-    rows = [
-        (name, variant.meaning, ", ".join(f"`{target}`" for target, _ in variant.patches))
-        for name, variant in variants.items()
-        if not name.startswith("other seeds")
-    ]
-    return table(("variant", "what it does", "changed attributes"), rows)
-
-
-TITLES = {"changes": "Changes", "panel": "The panel", "variants": "The variants"}
-
-
-def write(found: Results, runs: Sequence[Run], variants: Mapping[str, Variant], output: Path) -> None:
-    head = (
-        f"# Ablation\n\n{machine('one thread', scikit_learn=sklearn.__version__)}. Written by "
-        "`scripts/benchmark/ablation.py`. All updates are torch operations, also those of small networks."
-    )
-    texts = {
-        "changes": changes_text(found, variants),
-        "panel": panel_text(found, runs),
-        "variants": variants_text(variants),
-    }
-    write_sections(output, head, TITLES, texts)
+    with path.open("a") as file, tqdm(total=len(pairs), unit="run", disable=not pairs) as bar:
+        for variant, of_variant in groupby(pairs, key=itemgetter(0)):
+            for _, run in of_variant:
+                bar.set_description(f"{variant.name}: {run.part}")
+                with patched([TORCH_ONLY, *variant.patches]), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    record = run.measure(variant.is_readout)
+                found[key_of(variant, run)] = record
+                file.write(json.dumps({"key": key_of(variant, run), **record}) + "\n")
+                file.flush()
+                bar.update()
+            yield variant
 
 
 def main() -> None:
@@ -304,7 +166,8 @@ def main() -> None:
             if not is_possible(variant):
                 print(f"{variant.name} is skipped: the code has no such attribute any more.", file=sys.stderr)
         possible = [UNCHANGED, *filter(is_possible, chosen)]
-        measure_missing(possible, [run for run in runs if run.part in parts], path, found)
+        for _ in measure_missing(possible, [run for run in runs if run.part in parts], path, found):
+            write(found, runs, variants, output)
     if found:
         write(found, runs, variants, output)
         print(output.read_text())

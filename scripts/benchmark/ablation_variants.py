@@ -25,11 +25,13 @@ class Variant(NamedTuple):
     name: str
     meaning: str
     patches: tuple[Patch, ...]
-    touches: tuple[str, ...] = ()  # parts of the panel or bounds that it can change. Default: all
+    touches: tuple[str, ...] = ()  # what it can change: parts, bounds, or a part and a bound. Default: all
     is_readout: bool = False  # on the board, it changes readouts alone, and one fit is enough
 
     def may_change(self, part: str, bound: str) -> bool:
-        return not self.touches or part in self.touches or (bound in self.touches and part != "board")
+        """Whether runs of a part of the panel with a bound can change. The board counts by itself."""
+        names = {part} if part == "board" else {part, bound, f"{part} {bound}"}
+        return not self.touches or not names.isdisjoint(self.touches)
 
 
 def variant(name: str, meaning: str, touches: str, *patches: Patch) -> Variant:
@@ -132,7 +134,7 @@ LEARNING = (
     variant("pivots off", "all first landmarks are means", "tight, board", (f"{START}:_PIVOT_SHARES", ())),
     variant("Lloyd off", "first landmarks are drawn points; no pivots", FITS, ("learning.training:_REFINEMENT", 0)),
     variant("Lloyd 2", "2 iterations instead of 10", FITS, ("learning.training:_REFINEMENT", 2)),
-    variant("heavy points off", "points of large f(x, x) are ordinary ones", "mnist, board",
+    variant("heavy points off", "points of large f(x, x) are ordinary ones", "mnist tight, board",
             (f"{RARE}:heaviest", NO_INDICES)),
     variant("GAIN_FLOOR 0", "", "paper", (f"{RULES}:GAIN_FLOOR", 0.0)),
     variant("TRUST off", "steps of W have any length", "paper", (f"{RULES}:TRUST", 1e6)),
@@ -140,7 +142,7 @@ LEARNING = (
             (f"{RULES}:NaturalRule.response_limit", None), (f"{TIGHT}:TightRule.response_limit", None)),
     variant("shrinkage off", "scale and L are those of the sample alone", FITS,
             (f"{UNITS}:shrinkage_for", returning(0.0))),
-    variant("tracked inverse off", "L is factorised in every update", "mnist",
+    variant("tracked inverse off", "L is factorised in every update", "mnist paper",
             ("learning.responses:ResponseSolver.is_worth_tracking", returning(False))),
     variant("best: landmarks' floor off", "good landmarks count in full", "paper", (f"{BEST}:_SMALL", 0.0)),
     variant("best: margin off", "weights with slightly better landmarks are replaced, too", "paper",
@@ -157,7 +159,7 @@ LEARNING = (
     variant("memory 0.8", "", "tight", (f"{TIGHT}:_MEMORY", 0.8)),
     variant("memory 0.95", "", "tight", (f"{TIGHT}:_MEMORY", 0.95)),
     variant("one memory", "_MEMORY_OF_LENGTH 0.9, as _MEMORY", "tight", (f"{TIGHT}:_MEMORY_OF_LENGTH", 0.9)),
-    variant("lengths kept off", "steps may lengthen landmarks of homogeneous kernels", "mnist",
+    variant("lengths kept off", "steps may lengthen landmarks of homogeneous kernels", "mnist tight",
             (f"{TIGHT}:keeps_lengths", returning(False))),
     variant("_HOLD 0", "steps decrease from the start", BOTH, (f"{SCHEDULE}:AdaptiveSchedule._HOLD", 0.0)),
     variant("_FINAL 0", "steps decrease to 0", BOTH,

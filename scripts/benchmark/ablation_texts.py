@@ -1,0 +1,148 @@
+"""The tables of the ablation: what each variant changes in each part of the panel."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+
+import sklearn
+from ablation_panel import LONGEST, PARTS, Run
+from ablation_variants import OTHER_SEEDS, UNCHANGED, Variant
+from real_data import ROUNDING, Record
+from results import machine, table, write_sections
+
+MEDIAN_LIMIT, WORST_LIMIT = 0.01, 0.05  # a mechanism whose removal changes less than this is not needed
+Key = tuple[str, str, str, int]  # variant, part, configuration, seed
+Results = dict[Key, Record]
+NOT_ERRORS = ("finite", "seconds", "reason")
+CHANCE = tuple(variant.name for variant in OTHER_SEEDS)
+
+
+def key_of(variant: Variant, run: Run) -> Key:
+    return variant.name, run.part, run.configuration, run.seed
+
+
+class Change:
+    """What a variant changes in a part of the panel. The longest responses of streams count as a part of their own."""
+
+    def __init__(self, variant: str, part: str, found: Results) -> None:
+        self.variant, self.part = variant, part
+        ratios: dict[tuple[str, str], list[float]] = {}  # by configuration and kind of error, one per seed
+        self.failed, seconds, seconds_before = 0, 0.0, 0.0
+        for (name, of_part, *rest), record in found.items():
+            if name != variant or of_part != ("streams" if part == LONGEST else part):
+                continue
+            base = found.get((UNCHANGED.name, of_part, *rest), {})
+            self.failed += not record["finite"] and part != LONGEST
+            if record["finite"] and base.get("finite"):
+                seconds, seconds_before = seconds + record["seconds"], seconds_before + base["seconds"]
+            for kind in record.keys() & base.keys() - {*NOT_ERRORS}:
+                if (kind == LONGEST) == (part == LONGEST) and max(record[kind], base[kind]) >= ROUNDING:
+                    ratio = max(record[kind], ROUNDING) / max(base[kind], ROUNDING)
+                    ratios.setdefault((rest[0], kind), []).append(ratio)
+        values = [ratio for each in ratios.values() for ratio in each]
+        means = {", ".join(key): math.exp(fmean(map(math.log, each))) - 1 for key, each in ratios.items()}
+        self.is_empty = not values and not self.failed
+        self.has_effect = self.failed > 0 or any(value != 1 for value in values)
+        self.where = max(means, key=means.__getitem__) if means else ""
+        self.median, self.worst = (median(values) - 1, means[self.where]) if values else (math.nan, math.nan)
+        self.worst_run = max(values) - 1 if values else math.nan
+        self.time = seconds / seconds_before - 1 if seconds_before else math.nan
+
+    @property
+    def is_small(self) -> bool:
+        return self.failed == 0 and abs(self.median) < MEDIAN_LIMIT and self.worst < WORST_LIMIT
+
+    def is_like(self, others: Sequence["Change"]) -> bool:
+        """Whether other seeds change as much."""
+        most = max((abs(other.median) for other in others), default=0.0)
+        worst = max((other.worst for other in others), default=0.0)
+        return (
+            self.failed == 0 and abs(self.median) <= max(most, MEDIAN_LIMIT) and self.worst <= max(worst, WORST_LIMIT)
+        )
+
+    def row(self) -> tuple[str, ...]:
+        numbers = (percent(self.median), percent(self.worst), self.where, percent(self.worst_run))
+        shown = numbers if self.has_effect else ("no effect", "", "", "")
+        return self.variant, self.part, *shown, percent(self.time), str(self.failed)
+
+
+def percent(change: float) -> str:
+    return "" if math.isnan(change) else f"{100 * change:+.1f} %"
+
+
+def changes_text(found: Results, variants: Mapping[str, Variant]) -> list[str]:
+    measured = {key[0] for key in found}
+    parts = (*PARTS[:3], LONGEST, *PARTS[3:])
+    changes = {
+        name: [change for part in parts if not (change := Change(name, part, found)).is_empty]
+        for name in variants
+        if name in measured
+    }
+    chance = {part: [each for name in CHANCE for each in changes.get(name, []) if each.part == part] for part in parts}
+    groups: dict[str, list[str]] = {"none": [], "small": [], "like chance": [], "larger": []}
+    for name, of_variant in changes.items():
+        if name in CHANCE:
+            continue
+        if not any(each.has_effect for each in of_variant):
+            groups["none"].append(name)
+        elif all(each.is_small for each in of_variant):
+            groups["small"].append(name)
+        else:
+            is_like = all(each.is_like(chance[each.part]) for each in of_variant)
+            groups["like chance" if is_like else "larger"].append(name)
+    lists = {name: "; ".join(members) or "none" for name, members in groups.items()}
+    header = ("variant", "part", "median", "worst", "where", "worst run", "seconds", "non-finite")
+    return [
+        "Changes of the error relative to the unchanged code. The median is over runs, the worst change is that of a "
+        "configuration (geometric mean over its seeds), the worst run is a single one. Seconds are those of the "
+        "processor. Other seeds show what chance alone changes. In all parts that were measured:",
+        "",
+        f"- No effect on any run: {lists['none']}.",
+        f"- Median below {100 * MEDIAN_LIMIT:.0f} %, no configuration above {100 * WORST_LIMIT:.0f} %, nothing "
+        f"non-finite: {lists['small']}.",
+        f"- Not more than other seeds change: {lists['like chance']}.",
+        "",
+        *table(header, [each.row() for of_variant in changes.values() for each in of_variant]),
+    ]
+
+
+def panel_text(found: Results, runs: Sequence[Run]) -> list[str]:
+    records: dict[tuple[str, str], list[Record]] = {}
+    for run in runs:
+        if key_of(UNCHANGED, run) in found:
+            records.setdefault((run.part, run.configuration), []).append(found[key_of(UNCHANGED, run)])
+    rows = []
+    for (part, configuration), of_cell in records.items():
+        finite = [record for record in of_cell if record["finite"]]
+        kinds = [kind for kind in (finite or [{}])[0] if kind not in NOT_ERRORS]
+        errors = ", ".join(f"{kind} {median(record[kind] for record in finite):.4f}" for kind in kinds)
+        seconds = f"{fmean(record['seconds'] for record in finite):.2f}" if finite else ""
+        rows.append((part, configuration, str(len(of_cell)), errors, seconds, str(len(of_cell) - len(finite))))
+    return [
+        "The unchanged code, medians over seeds.",
+        "",
+        *table(("part", "configuration", "runs", "errors", "s per run", "non-finite"), rows),
+    ]
+
+
+def variants_text(variants: Mapping[str, Variant]) -> list[str]:
+    rows = [
+        (variant.name, variant.meaning, ", ".join(dict.fromkeys(f"`{target}`" for target, _ in variant.patches)))
+        for variant in variants.values()
+    ]
+    return table(("variant", "what it does", "changed attributes"), rows)
+
+
+def write(found: Results, runs: Sequence[Run], variants: Mapping[str, Variant], output: Path) -> None:
+    head = (
+        f"# Ablation\n\n{machine('one thread', scikit_learn=sklearn.__version__)}. Written by "
+        "`scripts/benchmark/ablation.py`. All updates are torch operations, also those of small networks."
+    )
+    titles = {"reading": "Reading", "changes": "Changes", "panel": "The panel", "variants": "The variants"}
+    texts = {
+        "changes": changes_text(found, variants),
+        "panel": panel_text(found, runs),
+        "variants": variants_text(variants),
+    }
+    write_sections(output, head, titles, texts)
