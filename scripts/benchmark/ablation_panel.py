@@ -7,6 +7,7 @@ copies of the constants that an ablation changes.
 import copy
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -50,8 +51,9 @@ class Run(NamedTuple):
         except (ValueError, RuntimeError, FloatingPointError, ZeroDivisionError) as error:
             return {"finite": False, "reason": f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]}
         seconds = found.pop("seconds", time.process_time() - started)
-        is_finite = found.pop("finite", True) and all(map(math.isfinite, found.values()))
-        return {"finite": is_finite, "seconds": seconds, **(found if is_finite else {})}
+        is_finite, reason = found.pop("finite", True), {"reason": found.pop("reason", "not finite")}
+        is_finite = is_finite and all(map(math.isfinite, found.values()))
+        return {"finite": is_finite, "seconds": seconds, **(found if is_finite else reason)}
 
 
 def training(kernel: Kernel, x: Tensor, n: int, seed: int, scored: Tensor | None = None, **options: Any) -> Record:
@@ -179,6 +181,18 @@ def other_kernel(cell: Cell, name: str, seed: int) -> Record:
     return training(board_kernel(cell.kernel, x), x, cell.n, seed, scored=held_out.float(), **options)
 
 
+def random_fit(seed: int) -> Record:
+    """A fit of the stress test of random data; errors that are as low as rounding count as equal."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "stress"))
+    from numerics import work
+
+    sys.path.pop()
+    found = work({"seed": seed})
+    error = {"error": max(found["error"], 1e-4)} if math.isfinite(found.get("error", math.nan)) else {}
+    is_sound = found["outcome"] not in ("above", "non-finite", "raw error")
+    return error | {"finite": is_sound, "reason": found.get("message", found["outcome"])[:200]}
+
+
 # ---------------------------------------------------------------------- the board
 
 
@@ -254,6 +268,7 @@ def panel(is_quick: bool) -> list[Run]:
     for cell in KERNEL_CELLS[:1] if is_quick else KERNEL_CELLS:
         for name in KERNEL_RUNS:
             add("kernels", name.partition(",")[0], f"{name}: {cell}", 2, other_kernel, cell, name)
+    add("random fits", "any", "random fits", 200, random_fit)
     for bound, n, updates in (("paper", 50, 20), ("tight", 20, 5)) if is_quick else (
         ("paper", 800, 400), ("tight", 200, 60),
     ):  # fmt: skip
@@ -271,4 +286,4 @@ def panel(is_quick: bool) -> list[Run]:
     return runs
 
 
-PARTS = ("half moons", "stress", "streams", "kernels", "mnist", "board")
+PARTS = ("half moons", "stress", "streams", "kernels", "random fits", "mnist", "board")

@@ -31,6 +31,7 @@ class Variant(NamedTuple):
     def may_change(self, part: str, bound: str) -> bool:
         """Whether runs of a part of the panel with a bound can change. The board counts by itself."""
         names = {part} if part == "board" else {part, bound, f"{part} {bound}"}
+        names |= {"paper", "tight", "streams"} if bound == "any" else set()
         return not self.touches or not names.isdisjoint(self.touches)
 
 
