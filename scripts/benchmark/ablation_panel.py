@@ -268,7 +268,7 @@ def panel(is_quick: bool) -> list[Run]:
     for cell in KERNEL_CELLS[:1] if is_quick else KERNEL_CELLS:
         for name in KERNEL_RUNS:
             add("kernels", name.partition(",")[0], f"{name}: {cell}", 2, other_kernel, cell, name)
-    add("random fits", "any", "random fits", 200, random_fit)
+    add("random fits", "any", "random fits", 100, random_fit)
     for bound, n, updates in (("paper", 50, 20), ("tight", 20, 5)) if is_quick else (
         ("paper", 800, 400), ("tight", 200, 60),
     ):  # fmt: skip

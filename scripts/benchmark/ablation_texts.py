@@ -118,8 +118,9 @@ def panel_text(found: Results, runs: Sequence[Run]) -> list[str]:
     rows = []
     for (part, configuration), of_cell in records.items():
         finite = [record for record in of_cell if record["finite"]]
-        kinds = [kind for kind in (finite or [{}])[0] if kind not in NOT_ERRORS]
-        errors = ", ".join(f"{kind} {median(record[kind] for record in finite):.4f}" for kind in kinds)
+        kinds = [kind for kind in dict.fromkeys(kind for each in finite for kind in each) if kind not in NOT_ERRORS]
+        medians = {kind: median(each[kind] for each in finite if kind in each) for kind in kinds}
+        errors = ", ".join(f"{kind} {value:.4f}" for kind, value in medians.items())
         seconds = f"{fmean(record['seconds'] for record in finite):.2f}" if finite else ""
         rows.append((part, configuration, str(len(of_cell)), errors, seconds, str(len(of_cell) - len(finite))))
     return [

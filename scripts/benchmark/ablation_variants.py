@@ -178,7 +178,7 @@ LEARNING = (
             (f"{SCHEDULE}:AdaptiveSchedule._RELOCATIONS", (0.2, 0.5, 0.8))),
     variant("_WORTHWHILE 0", "any gain is worth a move", BOTH, (f"{MOVES}:_WORTHWHILE", 0.0)),
     variant("_ADVANTAGE 1", "any advantage is worth a move", BOTH,
-            (f"{MOVES}:relocate.__kwdefaults__", From(lambda old: old | {"advantage": 1.0}))),
+            (f"{MOVES}:relocate.__wrapped__.__kwdefaults__", From(lambda old: old | {"advantage": 1.0}))),
 )  # fmt: skip
 STREAMS = tuple(
     variant(f"stream: {name}", meaning, "streams", *patches)
