@@ -6,7 +6,7 @@ non-finite runs change. ablation_variants.py lists the variants, ablation_panel.
 stored in runs/ablation, so an interrupted run continues where it stopped; start with an empty folder (or --again) when
 the code has changed. real_data.py says which data is needed.
 
-.venv/bin/python scripts/benchmark/ablation.py                                           about 4 hours on one core
+.venv/bin/python scripts/benchmark/ablation.py                                           about 2 hours on one core
 .venv/bin/python scripts/benchmark/ablation.py --panel "half moons" stress               only some parts
 .venv/bin/python scripts/benchmark/ablation.py --panel board --only "readout: ridge 0"   one variant
 .venv/bin/python scripts/benchmark/ablation.py --list                                    the variants
@@ -138,6 +138,7 @@ def main() -> None:
         "--only", nargs="+", choices=variants, metavar="VARIANT", help="variants. Default: all, see --list"
     )
     parser.add_argument("--panel", nargs="+", choices=PARTS, default=PARTS, help="parts of the panel. Default: all")
+    parser.add_argument("--match", nargs="+", metavar="TEXT", default=[""], help="only configurations with such a text")
     parser.add_argument("--list", action="store_true", help="only print the variants")
     parser.add_argument("--quick", action="store_true", help="few short runs, as a check of the code")
     parser.add_argument("--again", action="store_true", help="forget stored runs first")
@@ -167,7 +168,8 @@ def main() -> None:
             if not is_possible(variant):
                 print(f"{variant.name} is skipped: the code has no such attribute any more.", file=sys.stderr)
         possible = [UNCHANGED, *filter(is_possible, chosen)]
-        for _ in measure_missing(possible, [run for run in runs if run.part in parts], path, found):
+        matching = [run for run in runs if any(text in run.configuration for text in options.match)]
+        for _ in measure_missing(possible, [run for run in matching if run.part in parts], path, found):
             write(found, runs, variants, output)
     if found:
         write(found, runs, variants, output)

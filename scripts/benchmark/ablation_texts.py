@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 
 import sklearn
 from ablation_panel import LONGEST, PARTS, Run
@@ -42,29 +42,35 @@ class Change:
                     ratio = max(record[kind], ROUNDING) / max(base[kind], ROUNDING)
                     ratios.setdefault((rest[0], kind), []).append(ratio)
         values = [ratio for each in ratios.values() for ratio in each]
-        means = {", ".join(key): math.exp(fmean(map(math.log, each))) - 1 for key, each in ratios.items()}
+        logs = {", ".join(key): list(map(math.log, each)) for key, each in ratios.items()}
+        means = {name: math.exp(fmean(each)) - 1 for name, each in logs.items()}
+        # Standard errors over seeds, and what configurations change by at least with that uncertainty.
+        errors = {name: stdev(each) / len(each) ** 0.5 if len(each) > 1 else 0.0 for name, each in logs.items()}
+        self.least = max((math.exp(fmean(each) - 2 * errors[name]) - 1 for name, each in logs.items()), default=0.0)
         self.is_empty = not values and not self.failed
         self.has_effect = self.failed != self.failed_before or any(value != 1 for value in values)
         self.where = max(means, key=means.__getitem__) if means else ""
+        self.uncertainty = errors.get(self.where, 0.0)
         self.median, self.worst = (median(values) - 1, means[self.where]) if values else (math.nan, math.nan)
         self.worst_run = max(values) - 1 if values else math.nan
         self.time = seconds / seconds_before - 1 if seconds_before else math.nan
 
     @property
     def is_small(self) -> bool:
-        return self.failed <= self.failed_before and abs(self.median) < MEDIAN_LIMIT and self.worst < WORST_LIMIT
+        return self._is_harmless and self.worst < WORST_LIMIT
 
-    def is_like(self, others: Sequence["Change"]) -> bool:
-        """Whether other seeds change as much."""
-        most = max((abs(other.median) for other in others), default=0.0)
-        worst = max((other.worst for other in others), default=0.0)
-        return (
-            self.failed == 0 and abs(self.median) <= max(most, MEDIAN_LIMIT) and self.worst <= max(worst, WORST_LIMIT)
-        )
+    @property
+    def is_unclear(self) -> bool:
+        return self._is_harmless and self.least < WORST_LIMIT
+
+    @property
+    def _is_harmless(self) -> bool:
+        return self.failed <= self.failed_before and self.median < MEDIAN_LIMIT
 
     def row(self) -> tuple[str, ...]:
-        numbers = (percent(self.median), percent(self.worst), self.where, percent(self.worst_run))
-        shown = numbers if self.has_effect else ("no effect", "", "", "")
+        worst = f"{percent(self.worst)} ({100 * self.uncertainty:.1f})" if self.uncertainty else percent(self.worst)
+        shown = (percent(self.median), worst, self.where, percent(self.worst_run))
+        shown = shown if self.has_effect else ("no effect", "", "", "")
         return self.variant, self.part, *shown, percent(self.time), str(self.failed)
 
 
@@ -80,8 +86,7 @@ def changes_text(found: Results, variants: Mapping[str, Variant]) -> list[str]:
         for name in variants
         if name in measured
     }
-    chance = {part: [each for name in CHANCE for each in changes.get(name, []) if each.part == part] for part in parts}
-    groups: dict[str, list[str]] = {"none": [], "small": [], "like chance": [], "larger": []}
+    groups: dict[str, list[str]] = {"none": [], "small": [], "unclear": [], "larger": []}
     for name, of_variant in changes.items():
         if name in CHANCE:
             continue
@@ -90,21 +95,21 @@ def changes_text(found: Results, variants: Mapping[str, Variant]) -> list[str]:
         elif all(each.is_small for each in of_variant):
             groups["small"].append(name)
         else:
-            is_like = all(each.is_like(chance[each.part]) for each in of_variant)
-            groups["like chance" if is_like else "larger"].append(name)
+            groups["unclear" if all(each.is_unclear for each in of_variant) else "larger"].append(name)
     lists = {name: "; ".join(members) or "none" for name, members in groups.items()}
     header = ("variant", "part", "median", "worst", "where", "worst run", "seconds", "failed")
     return [
         "Changes of the error relative to the unchanged code. The median is over runs, the worst change is that of a "
-        "configuration (geometric mean over its seeds), the worst run is a single one. Seconds are those of the "
-        "processor, and below 20 % mostly noise. A run has failed if a number is not finite or an exception is raised, "
-        "a random fit also if its error is more than twice that of random landmarks, without a warning. Other seeds "
-        "show what chance alone changes. In all parts that were measured:",
+        "configuration (geometric mean over its seeds, with the standard error in brackets), the worst run is a single "
+        "one. Seconds are those of the processor, and below 20 % mostly noise. A run has failed if a number is not "
+        "finite or an exception is raised, a random fit also if its error is more than twice that of random landmarks, "
+        "without a warning. Other seeds show what chance alone changes. In all parts that were measured:",
         "",
         f"- No effect on any run: {lists['none']}.",
-        f"- Median below {100 * MEDIAN_LIMIT:.0f} %, no configuration above {100 * WORST_LIMIT:.0f} %, no "
-        f"further failure: {lists['small']}.",
-        f"- Not more than other seeds change: {lists['like chance']}.",
+        f"- Median below {100 * MEDIAN_LIMIT:.0f} %, no configuration above {100 * WORST_LIMIT:.0f} %, no further "
+        f"failure: {lists['small']}.",
+        f"- The same up to two standard errors: {lists['unclear']}.",
+        f"- Larger changes: {lists['larger']}.",
         "",
         *table(header, [each.row() for of_variant in changes.values() for each in of_variant]),
     ]

@@ -244,6 +244,13 @@ GROUPS = (
     ("GAIN_FLOOR, TRUST off", ("GAIN_FLOOR 0", "TRUST off")),
     ("all limits off", ("GAIN_FLOOR 0", "TRUST off", "RESPONSE_LIMIT off")),
     ("one memory, no floor", ("one memory", "direction floor off")),
+    ("memory 0, batch's own Q", ("memory 0", "batch's own Q")),
+    ("tight: plain steps", (
+        "memory 0", "batch's own Q", "carry-along off", "direction floor off", "lengths kept off",
+        "_FINAL_Q as _FINAL", "tight _LARGEST as the paper's")),
+    ("all candidates off", (
+        "tight: plain steps", "all limits off", "return off", "best: margin off", "_FINAL 0", "stream: return off",
+        "stream: limit_responses off", "stream: _POWER_L 0.75")),
     ("3 searches, moves not undone", ("3 searches", "moves not undone")),
     ("stream: both limits off", ("stream: limit_responses off", "stream: limit_readout off")),
     ("stream: moves, return off", ("stream: moves off", "stream: return off")),
