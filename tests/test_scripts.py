@@ -42,6 +42,7 @@ FIGURES = [path.stem for path in sorted(REPRODUCE.glob("*.py")) if "SCRIPT = " i
     [
         "count_constants.py",
         "probe_table.py",
+        "benchmark/ablation.py",
         "benchmark/board.py",
         "benchmark/defaults.py",
         "benchmark/evaluation.py",
