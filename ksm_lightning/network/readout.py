@@ -17,6 +17,7 @@ from ksm_lightning.kernels.limits import ROWS_AT_ONCE
 from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.network.preprocessing import Frozen
 from ksm_lightning.network.readout_matrices import (
+    READOUT_SAMPLE,
     check_count,
     compress,
     nystroem_matrix,
@@ -25,8 +26,6 @@ from ksm_lightning.network.readout_matrices import (
 
 Readout = Literal["neural", "nystroem", "least_squares"]
 READOUTS: tuple[Readout, ...] = get_args(Readout)
-READOUT_SAMPLE = 5000
-"""Number of points that a readout is fitted to, or four per landmark."""
 Encoder = Callable[[Tensor], Tensor]
 """Maps inputs (samples, m) to features (samples, k)."""
 

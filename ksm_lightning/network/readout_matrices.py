@@ -6,6 +6,8 @@ from torch import Tensor
 from ksm_lightning.kernels import Kernel, inverse_root, symmetric_tiles
 from ksm_lightning.kernels.limits import NOTICEABLE, POINTS_PER_LANDMARK, ROWS_AT_ONCE
 
+READOUT_SAMPLE = 5000
+"""Number of points that a readout is fitted to, or four per landmark."""
 LEAST_SQUARES_RIDGE = 1e-3
 """Ridge of the least-squares readout towards Nystroem's features, in units of the mean ``f(x, x)``."""
 FEATURE_LIMIT = 4.0
@@ -162,25 +164,48 @@ def limit_readout(kernel: Kernel, W: Tensor, M: Tensor, limit: float = FEATURE_L
 
 @torch.no_grad()
 def robust_least_squares(kernel: Kernel, W: Tensor, x: Tensor, count: int) -> Tensor:
-    """The least-squares matrix M (p, k) of a sample that may lack rare points, in float64.
+    """The least-squares matrix M (p, k) of a sample, in float64, with a ridge and a limit on the features.
 
-    Landmarks stand for rare points. They become points of the sample, with a weight ``c / (c + s_j)`` that is high
-    where the sample has nothing near them: ``s_j = sum_x cos(x, w_j)^2`` is the number of points near landmark j in
-    feature space, and c is 10, or 1 % of the mean number. Otherwise nothing would determine the features near them,
-    and one rare point could double the error of all. Features are then limited, see :func:`limit_readout`.
+    A sample of 5,000 points or more is probably a part of the data and lacks rare points, for which landmarks stand:
+    they become points of it, see :func:`weights_of_landmarks`. Otherwise nothing would determine the features near
+    them, and one rare point could double the error of all.
     """
-    W, x = W.double(), x.double()
+    ridge, points, weights = LEAST_SQUARES_RIDGE * kernel.diag(x).double().mean(), x, None
+    if len(x) >= READOUT_SAMPLE:
+        points = torch.cat([x, _of_typical_length(kernel, W, x)])
+        weights = torch.cat([x.new_ones(len(x)), weights_of_landmarks(kernel, W, x)])
+    return limit_readout(kernel, W, least_squares_matrix(kernel, W, points, count, weights=weights, ridge=ridge))
+
+
+def _of_typical_length(kernel: Kernel, W: Tensor, x: Tensor) -> Tensor:
+    """Landmarks (p, m) as points: the length of one of a homogeneous kernel is its gain, not the length of a point."""
+    W = W.to(x)
+    if kernel.is_homogeneous and kernel.degree is not None:
+        ratio = kernel.diag(x).mean() / kernel.diag(W).clamp(min=torch.finfo(x.dtype).tiny)
+        W = W * ratio.clamp(max=1e12)[:, None] ** (0.5 / kernel.degree)
+    return W
+
+
+@torch.no_grad()
+def weights_of_landmarks(kernel: Kernel, W: Tensor, x: Tensor) -> Tensor:
+    """Weights (p,) from 0 to 1 of landmarks as points of a sample x: high for those that the sample has nothing near.
+
+    The weight is ``c / (c + s_j)``, where ``s_j = sum_x cos(x, w_j)^2`` is the number of points near landmark j in
+    feature space and c is 10, or 1 % of its mean if the kernel is so narrow that all landmarks have few.
+
+    Example:
+        >>> from ksm_lightning.kernels import GaussianKernel
+        >>> weights = weights_of_landmarks(GaussianKernel(1.0), torch.tensor([[0.0], [9.0]]), torch.zeros(5000, 1))
+        >>> [round(weight, 3) for weight in weights.tolist()]
+        [0.002, 1.0]
+    """
+    W, near = W.double(), W.new_zeros(len(W), dtype=torch.float64)
     tiny = torch.finfo(torch.float64).tiny
-    landmarks = W
-    if kernel.is_homogeneous and kernel.degree is not None:  # the length of a landmark is its gain, not that of a point
-        ratio = kernel.diag(x).mean() / kernel.diag(W).clamp(min=tiny)
-        landmarks = W * ratio.clamp(max=1e12)[:, None] ** (0.5 / kernel.degree)
-    near = W.new_zeros(len(W))
+    length = kernel.diag(W).clamp(min=tiny).rsqrt()
     for part in torch.split(x, ROWS_AT_ONCE):
-        squares = kernel(part, W).square_() / kernel.diag(W).clamp(min=tiny)
-        near += (squares / kernel.diag(part).clamp(min=tiny)[:, None]).sum(0)
+        part = part.double()
+        cosines = kernel(part, W) * length
+        near += (cosines.square() / kernel.diag(part).clamp(min=tiny)[:, None]).sum(0)
     enough = (NOTICEABLE * near.mean()).clamp(min=tiny, max=POINTS_PER_LANDMARK)
-    weights = torch.cat([x.new_ones(len(x)), enough / (enough + near)])
-    ridge = LEAST_SQUARES_RIDGE * kernel.diag(x).mean()
-    M = least_squares_matrix(kernel, W, torch.cat([x, landmarks]), count, weights=weights, ridge=ridge)
-    return limit_readout(kernel, W, M)
+    weights: Tensor = enough / (enough + near)
+    return weights.to(x)
