@@ -107,9 +107,6 @@ class KernelSimilarityMatching(NeuronParallelModule):
                 f"got {self.trainer.precision}."
             )
         self.share_weights()
-        data, self.run_state.batch_choice = datamodule_of(self.trainer), ""
-        if data is not None and data.chooses_batch_size:
-            self.choose_batch_size(data)
 
     def on_train_start(self) -> None:
         self.leave_if_stopped()
