@@ -132,7 +132,6 @@ class KernelSimilarityMatching(NeuronParallelModule):
         log_final_scores(self.trainer.loggers, self.hparams, self.trainer.callback_metrics, self.global_step)
         if missing := cut_short(self.schedule, self.global_step, self.hparams["consolidate"]):
             rank_zero_info(missing)
-        self.learner.drop_recordings()
         self._first_batches = None
         self.end_run()
 
