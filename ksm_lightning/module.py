@@ -107,9 +107,6 @@ class KernelSimilarityMatching(NeuronParallelModule):
                 f"got {self.trainer.precision}."
             )
         self.share_weights()
-        data, self.run_state.batch_choice = datamodule_of(self.trainer), ""
-        if data is not None and data.chooses_batch_size:
-            self.choose_batch_size(data)
 
     def on_train_start(self) -> None:
         self.leave_if_stopped()
@@ -135,7 +132,6 @@ class KernelSimilarityMatching(NeuronParallelModule):
         log_final_scores(self.trainer.loggers, self.hparams, self.trainer.callback_metrics, self.global_step)
         if missing := cut_short(self.schedule, self.global_step, self.hparams["consolidate"]):
             rank_zero_info(missing)
-        self.learner.drop_recordings()
         self._first_batches = None
         self.end_run()
 

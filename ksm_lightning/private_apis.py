@@ -1,4 +1,4 @@
-"""The private names of Lightning, torchmetrics and TensorBoard that this package cannot avoid, all in one file.
+"""The private names of Lightning, torchmetrics, torch and TensorBoard that this package cannot avoid, in one file.
 
 Each entry gives the reason, and ``tests/test_private_apis.py`` fails when its behaviour changes. Tried with lightning
 2.6.6, torchmetrics 1.9.0, torch 2.15.0 and tensorboard 2.21.0. The command line uses no private names of LightningCLI
@@ -25,6 +25,17 @@ def attached_trainer(module: "L.LightningModule") -> "L.Trainer | None":
     Reason: the public property ``LightningModule.trainer`` raises an error when no trainer is attached.
     """
     return module._trainer
+
+
+def keep_address(value: "Tensor") -> None:
+    """Tell torch.compile that a tensor stays where it is, as it assumes of parameters.
+
+    Reason: a step that changes other tensors in place is not recorded as a CUDA graph. If the address changes after
+    all, it is recorded again.
+    """
+    from torch._dynamo import mark_static_address
+
+    mark_static_address(value)
 
 
 def count_updates(trainer: "L.Trainer", updates: int) -> None:

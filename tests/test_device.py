@@ -18,7 +18,7 @@ from ksm_lightning.evaluation.ridge import fit_ridge
 from ksm_lightning.extractor import FeatureExtractor
 from ksm_lightning.kernels import make_kernel
 from ksm_lightning.kernels.pairs import symmetric_tiles
-from ksm_lightning.learning.acceleration import Accelerator, Batch, StepSizes
+from ksm_lightning.learning.acceleration import Accelerator, Batch
 from ksm_lightning.learning.exact import optimal_scale, similarity_moment, solve_inner
 from ksm_lightning.learning.schedule import Phase
 from ksm_lightning.learning.spectrum import leading_spectrum
@@ -234,19 +234,19 @@ def test_the_leading_spectrum_stays_on_the_device(fake_cuda, spec):
 
 
 def test_the_step_sizes_of_a_block_are_uploaded_at_once_from_pinned_memory(fake_cuda, monkeypatch):
-    pinned, used = [], []
+    pinned, used, modes = [], [], []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(tuple(self.shape)) or self)
-    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 0)  # a fake tensor has no address
-    monkeypatch.setattr(torch, "compile", lambda step, **options: step)
+    monkeypatch.setattr(torch, "compile", lambda step, **options: modes.append(options["mode"]) or step)
     state = [on_cuda(6, 4), on_cuda(6), on_cuda(6, 6)]
 
     def step(batch, sizes, tracks):
         used.extend(size.device for size in sizes)
 
-    accelerator = Accelerator(step, lambda: state, "compile", state[0])
+    accelerator = Accelerator(step, lambda: state, state[0])
     accelerator.begin(np.array([(0.1, 0.2, 0.3)] * 5))
+    kernel, batch = make_kernel("gaussian"), Batch((on_cuda(8, 4),), None)
     for index in range(5):
-        batch = Batch((on_cuda(8, 4),), None)
-        accelerator(make_kernel("gaussian"), [batch], index, [StepSizes(0.1, 0.2, 0.3, 1e-4)], True, is_single=True)
+        assert accelerator(kernel, batch, index, 1e-4, True)
+    assert modes == ["reduce-overhead"]
     assert pinned == [(5, 3)]
     assert used == [CUDA] * 20

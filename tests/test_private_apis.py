@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.summary_pb2 import Summary
+from torch._dynamo.utils import get_static_address_type
 from torchmetrics import Metric
 
 from helpers.processes import PATIENCE
@@ -103,6 +104,13 @@ def test_a_tensor_counts_its_changes_in_place():
     second = private_apis.version_of(weight)
     weight.detach().copy_(torch.ones(3))
     assert first < second < private_apis.version_of(weight)
+
+
+def test_a_tensor_can_be_said_to_keep_its_address():
+    value = torch.zeros(2)
+    assert get_static_address_type(value) is None
+    private_apis.keep_address(value)
+    assert get_static_address_type(value) == "unguarded"
 
 
 def test_a_module_has_a_trainer_only_after_it_was_attached():

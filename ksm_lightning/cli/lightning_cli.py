@@ -244,8 +244,6 @@ class KSMCLI(LightningCLI):
         points = f"{batch:,} points" if count == 1 else f"{batch:,} points per device and {count * batch:,}"
         if self.model.hparams["parallel"] == "neurons" and count > 1:
             points = f"{-(-self.model.hparams['num_neurons'] // count):,} neurons each and {batch:,} points"
-        if self.datamodule.chooses_batch_size:
-            points = "a number of points still to be chosen"
         return f"{count} x {self.trainer.strategy.root_device.type} with {points} per update"
 
     def fit(self, **kwargs: Any) -> None:

@@ -34,8 +34,6 @@ def _scores(trainer: L.Trainer, model: KernelSimilarityMatching) -> list[str]:
     if data is not None:
         x = data.random_points(TILE, torch.Generator().manual_seed(0))
         lines += filter(None, [width_advice(model.network.kernel, x, model.network.num_neurons)])
-    if model.run_state.batch_choice:
-        lines.append(model.run_state.batch_choice)
     if missing := cut_short(model.schedule, done, model.hparams["consolidate"]):
         lines.append(missing)
     active: list[L.Callback] = getattr(trainer, "callbacks", [])

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -20,7 +20,7 @@ from ksm_lightning.data.loaders import (
 )
 from ksm_lightning.data.points import Points, check_points
 from ksm_lightning.network.preprocessing import Preprocessing, Scaling
-from ksm_lightning.network.readout import READOUT_SAMPLE
+from ksm_lightning.network.readout_matrices import READOUT_SAMPLE
 from ksm_lightning.private_apis import checkpoint_interval
 
 # Points that a probe uses of data that may not fit into memory.
@@ -43,8 +43,7 @@ class KSMDataModule(L.LightningDataModule, ABC):
     the data has no test points.
 
     Args:
-        batch_size: Number of points per batch on each device. ``auto`` chooses it at the start of the first fit, see
-            :mod:`ksm_lightning.learning.batch_choice`; until then it is 64.
+        batch_size: Number of points per batch on each device.
         updates_per_epoch: Number of updates between two validations; epochs have no other meaning.
         eval_batch_size: Number of points per batch in validation, test and prediction.
         seed: Seed of the batches, stored in checkpoints. Default: the seed of the run (``seed_everything``).
@@ -59,19 +58,16 @@ class KSMDataModule(L.LightningDataModule, ABC):
 
     def __init__(
         self,
-        batch_size: int | Literal["auto"] = 64,
+        batch_size: int = 64,
         updates_per_epoch: int = 1000,
         eval_batch_size: int = 4096,
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self.chooses_batch_size = batch_size == "auto"
-        batch_size = 64 if batch_size == "auto" else batch_size
         sizes = {"batch_size": batch_size, "updates_per_epoch": updates_per_epoch, "eval_batch_size": eval_batch_size}
         for name, size in sizes.items():
             if not isinstance(size, int) or isinstance(size, bool):
-                words = " or 'auto'" if name == "batch_size" else ""
-                raise ValueError(f"`{name}` must be a whole number{words}, got {size!r}.")
+                raise ValueError(f"`{name}` must be a whole number, got {size!r}.")
             if size < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {size}.")
         self.batch_size = batch_size
@@ -118,10 +114,6 @@ class KSMDataModule(L.LightningDataModule, ABC):
         if test is not None:
             self._test, self.test_labels = self._points(test, self._preprocessing)
         self._train, self.train_labels = self._points(train, self._preprocessing)
-
-    def use_batch_size(self, batch_size: int) -> None:
-        """Use this batch size from now on; ``auto`` chooses none."""
-        self.batch_size, self.chooses_batch_size = batch_size, False
 
     def use(self, preprocessing: Preprocessing) -> None:
         """Apply the preprocessing of a trained network instead of one measured on this data; call it before setup."""

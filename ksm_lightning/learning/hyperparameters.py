@@ -53,8 +53,8 @@ class HyperParameters:
         acceleration: How updates run. ``auto`` uses machine code for small networks on the CPU where numba is
             installed, and torch operations otherwise, which ``none`` always uses. ``native`` uses machine code for any
             built-in kernel but offset_polynomial on the CPU; ``compile`` fuses the update with torch.compile, which
-            needs a C++ compiler and about a minute at the start; ``cuda_graph`` records and replays 8 updates at a time
-            on one GPU. The last two exist for the paper's bound only.
+            needs a C++ compiler and about a minute at the start, exists for the paper's bound only, and on a GPU also
+            records the update as a CUDA graph.
 
     Raises:
         ValueError: If a value is not allowed, or the kernel's name is not registered.
@@ -87,10 +87,9 @@ class HyperParameters:
         for phase in schedule.phases if isinstance(schedule, PhaseSchedule) else ():
             kernel.with_params(**phase.kernel_params)
         is_natural = schedule.is_natural
-        if self.bound == "tight" and self.acceleration in ("compile", "cuda_graph"):
-            name = self.acceleration
+        if self.bound == "tight" and self.acceleration == "compile":
             raise ValueError(
-                f"`acceleration` {name} exists for the paper's bound only: set it to auto with bound=tight."
+                "`acceleration` compile exists for the paper's bound only: set it to auto with bound=tight."
             )
         self._check_parallel()
         self._fill("num_landmarks", NETWORKS[self.bound].check_sizes(self.num_neurons, self.num_landmarks))

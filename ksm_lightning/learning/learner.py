@@ -142,7 +142,7 @@ class Learner:
                 if sample is not None and self.schedule.relocates_before(update):
                     self.move_idle_landmarks(sample(update, batches[index]), collectives=self.collectives)
                 together = numbers[index : index + self._updates.most_at_once]
-                count = self._undisturbed(together, None if self._updates.is_native else observe, sample is not None)
+                count = self._undisturbed(together, sample is not None)
                 for observed in self._updates.run(index, count, observe):
                     if on_observation is not None:
                         on_observation(*observed)
@@ -151,15 +151,12 @@ class Learner:
                     return index
         return len(batches)
 
-    def _undisturbed(self, numbers: range, observe: Callable[[int], bool] | None, moves: bool) -> int:
+    def _undisturbed(self, numbers: range, moves: bool) -> int:
         """How many updates, of those with these numbers, follow each other without anything else in between."""
         schedule = self.schedule
-        if observe is not None and observe(numbers[0]):
-            return 1
-        if observe is not None or moves or schedule.phase_ends:  # the kernel may change at the end of a phase
+        if moves or schedule.phase_ends:  # the kernel may change at the end of a phase
             for count, update in enumerate(numbers[1:], start=1):
-                is_observed = observe is not None and observe(update)
-                if is_observed or update in schedule.phase_ends or (moves and schedule.relocates_before(update)):
+                if update in schedule.phase_ends or (moves and schedule.relocates_before(update)):
                     return count
         return len(numbers)
 
@@ -258,10 +255,6 @@ class Learner:
         names = [*dict(self.network.named_parameters()), "the factorisation of L + ridge I"]
         return [name for name, total in zip(names, self.health().tolist(), strict=True) if not math.isfinite(total)]
 
-    def drop_recordings(self) -> None:
-        """Free the device memory of recorded updates; the next block records again."""
-        self._updates.drop_recordings()
-
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint contains in addition to the weights and the update count."""
         return {
@@ -272,7 +265,6 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`; the weights are loaded separately."""
-        self.drop_recordings()  # they contain the ridge
         self.rate_factor = float(state["rate_factor"])
         self.responses.load_state_dict(state["inverse"])
         self.rule.load_state_dict(state["rule"])

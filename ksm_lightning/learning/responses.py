@@ -1,6 +1,5 @@
 """Responses in training: ``y = (L + ridge I)^-1 b``, by a factorisation per batch or by an inverse that is tracked."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -79,6 +78,10 @@ class ResponseSolver:
         self.invalidate()
         self.failed.zero_()
 
+    def state(self) -> list[Tensor]:
+        """The tensors that :meth:`solve` and :meth:`follow` change in place."""
+        return [self.failed, self._shifted, *([] if self.P is None else [self.P])]
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to continue bitwise; empty where nothing is tracked, or L was changed since."""
         self._drop_if_outdated()
@@ -109,7 +112,7 @@ class ResponseSolver:
     def track(self, step_L: float) -> float:
         """Recompute the tracked inverse if it is due; returns how far the ridge inside it is above the network's."""
         ridge = self.network.ridge
-        if self.P is None or self._is_due(self._ridge, self._age):
+        if self.P is None or self._age >= _OLDEST or self._ridge < (1 - self._drift) * ridge:
             self._drift = min(_DRIFT, 0.5 * _OLDEST * step_L)
             self._ridge, self._age = (1 + self._drift) * ridge, 0
             self._recompute(self._ridge)
@@ -118,17 +121,6 @@ class ResponseSolver:
     def _recompute(self, ridge: float) -> None:
         """Set the tracked inverse to that of ``L + ridge I``."""
         self._keep(torch.cholesky_inverse(self._factorise(self._shift(ridge))))
-
-    def _is_due(self, ridge: float, age: int) -> bool:
-        """Whether the tracked inverse, with this ridge inside it and of this age, must be recomputed."""
-        return age >= _OLDEST or ridge < (1 - self._drift) * self.network.ridge
-
-    def error_after(self, steps_L: Sequence[float]) -> float | None:
-        """What :meth:`track` will return after these steps; None if it will recompute the inverse."""
-        ridge = self._ridge
-        for step in steps_L:
-            ridge *= 1 - step
-        return None if self._is_due(ridge, self._age + len(steps_L)) else ridge - self.network.ridge
 
     def solve(self, drive: Tensor, tracks: bool, ridge_error: StepSize) -> Tensor:
         """Responses (batch, n) to a drive ``b`` (batch, n)."""
@@ -175,7 +167,7 @@ class ResponseSolver:
         return (pivots.max() / pivots.min()).square()
 
     def _keep(self, inverse: Tensor) -> None:
-        """Store an inverse in the same buffer as before: a recorded update refers to that buffer."""
+        """Store an inverse in the same buffer as before: torch would record a compiled update again for another."""
         if self._buffer is None or self._buffer.device != inverse.device or self._buffer.dtype != inverse.dtype:
             self._buffer = inverse
         elif self._buffer is not inverse:

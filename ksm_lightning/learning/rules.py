@@ -15,7 +15,7 @@ from ksm_lightning.kernels import Kernel, PullbackParts, SelfTerms
 from ksm_lightning.learning.collectives import Collectives
 from ksm_lightning.network import functional
 
-# A tensor () instead of a float where a compiled or recorded update must not contain the number.
+# A tensor () instead of a float where a compiled update must not contain the number.
 StepSize = float | Tensor
 
 # W's step divides by q_i^2 f(w_i, w_i), or by this fraction of its mean if that is larger.

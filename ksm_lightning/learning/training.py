@@ -17,7 +17,7 @@ from ksm_lightning.learning.schedule import Schedule, make_schedule
 from ksm_lightning.learning.units import candidate_count, natural_ridge, sample_size
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
 from ksm_lightning.network.initialisation import lloyd
-from ksm_lightning.network.readout import READOUT_SAMPLE
+from ksm_lightning.network.readout_matrices import READOUT_SAMPLE
 
 BATCH_SIZES: dict[Bound, int] = {"paper": 64, "tight": 1024}
 """Default number of points per update: the tight bound needs large batches for W."""

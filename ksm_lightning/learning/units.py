@@ -107,11 +107,6 @@ def candidate_count(num_landmarks: int, in_features: int = 1) -> int:
     return max(4 * num_landmarks, min(CANDIDATES, BYTES_AT_ONCE // (4 * in_features)))
 
 
-def tight_batch(num_landmarks: int) -> int:
-    """Points per update of the tight bound: W's direction needs several times as many as landmarks."""
-    return max(256, min(1024, 8 * num_landmarks))
-
-
 def shrinkage_for(num_landmarks: int, samples: int) -> float:
     """How far the second moment of a sample is moved towards a multiple of I, see :func:`~.exact.balance`."""
     return num_landmarks / (num_landmarks + samples)

@@ -1,4 +1,4 @@
-"""How the updates of a block are computed: by torch operations, compiled, recorded as CUDA graphs, or natively."""
+"""How the updates of a block are computed: by torch operations, compiled, or natively."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +18,6 @@ from ksm_lightning.learning.responses import ResponseSolver
 from ksm_lightning.learning.rules import Responses
 from ksm_lightning.learning.schedule import Rates, Schedule
 from ksm_lightning.network import KSMNetwork
-
-# Largest number of recorded updates between two looks at signals.
-_RECORDED = 64
 
 
 class Seen(NamedTuple):
@@ -49,8 +46,7 @@ class Updates:
         schedule: Says when the inverse of L cannot be tracked.
         rates: Returns the step sizes (updates, 3) of W, q and L, given the numbers of updates and the number of samples
             of each, over all processes.
-        acceleration: How updates are run, see :class:`~.acceleration.Accelerator`. Observed ones are neither compiled
-            nor recorded.
+        acceleration: How updates are run, see :class:`~.acceleration.Accelerator`. Observed ones are not compiled.
         collectives: The other processes.
     """
 
@@ -68,15 +64,10 @@ class Updates:
         self.schedule, self.rates = schedule, rates
         self._native = NativeUpdates(network, rule, is_forced=acceleration == "native")
         self._allows_native = acceleration in ("auto", "native") and responses.inverse != "tracked"
-        method: Acceleration = acceleration if acceleration in ("compile", "cuda_graph") else "none"
-        self._accelerator = Accelerator(self._step, self._state, method, network.W)
+        self._accelerator = Accelerator(self._step, self._state, network.W) if acceleration == "compile" else None
         self._kernel = network.kernel
         self._block = torch.empty(0)
         self._batches: list[Batch] = []
-
-    def drop_recordings(self) -> None:
-        """Free the device memory of recorded updates; the next block records again."""
-        self._accelerator.drop()
 
     @contextmanager
     def block(self, batches: Tensor, numbers: range) -> Iterator[None]:
@@ -117,23 +108,27 @@ class Updates:
         if self.is_native:
             numbers = self._block.shape[1] * (len(self._W) + len(self._L))  # that an observed update shows
             return max(1, BYTES_AT_ONCE // (8 * numbers))
-        return 1 if self._accelerator.most_at_once == 1 else _RECORDED
+        return 1
 
     def run(self, index: int, count: int, observe: Callable[[int], bool] | None = None) -> list[Observed]:
         """Make the updates of the batches from this index of the block on, with one kernel and nothing in between.
 
-        Returns what those showed that are observed, given their numbers. Only machine code observes several of them.
+        Returns what those showed that are observed, given their numbers. Only machine code makes several updates.
         """
         if self.is_native:
             return self._run_natively(index, count, observe)
+        assert count == 1
         self._prepare()
+        tracks = self._begin(index)
+        sizes = self._step_sizes(index, tracks)
+        observed = []
         if observe is not None and observe(self._numbers[index]):
-            assert count == 1
-            return [self._observe(index)]
-        stop = index + count
-        while index < stop:
-            index += self._advance(index, stop)
-        return []
+            observed.append(self._observe(index, sizes, tracks))
+        else:
+            self._advance(index, sizes, tracks)
+        if tracks:
+            self.responses.advance(float(self._sizes[index][2]))
+        return observed
 
     def _run_natively(self, index: int, count: int, observe: Callable[[int], bool] | None) -> list[Observed]:
         self.responses.invalidate()
@@ -148,14 +143,10 @@ class Updates:
     def _observed(self, index: int, observation: Observation) -> Observed:
         return Observed(self._numbers[index], observation, Rates(*self._rates[index].tolist()))
 
-    def _observe(self, index: int) -> Observed:
-        tracks = self._begin(index)
-        sizes = self._step_sizes(index, tracks)
+    def _observe(self, index: int, sizes: StepSizes, tracks: bool) -> Observed:
         seen = self._see(self._batches[index], sizes, tracks)
         observation = self._observation(seen, tracks)
         self._learn(seen, sizes, tracks)
-        if tracks:
-            self.responses.advance(float(self._sizes[index][2]))
         return self._observed(index, observation)
 
     # ------------------------------------------------------------------ one update
@@ -165,7 +156,8 @@ class Updates:
         self._rates = self.rates(self._numbers, self._samples)
         sizes = self._rates.copy()
         sizes[:, 2] = self.rule.step_of_L(sizes[:, 2])
-        self._accelerator.begin(sizes)
+        if self._accelerator is not None:
+            self._accelerator.begin(sizes)
         return sizes
 
     def _prepare(self) -> None:
@@ -195,29 +187,11 @@ class Updates:
         W, q, step_L = self._sizes[index].tolist()
         return StepSizes(W, q, step_L, self.responses.track(step_L) if tracks else 0.0)
 
-    def _advance(self, index: int, stop: int) -> int:
-        """One update, or as many as are recorded together; returns their number."""
-        responses, tracks = self.responses, self._begin(index)
-        sizes = self._step_sizes(index, tracks)
-        if self._accelerator.method == "none":
-            self._step(self._batches[index], sizes, tracks)
-            count = 1
-        else:
-            group = [sizes]
-            while len(group) < self._accelerator.most_at_once and index + len(group) < stop:
-                W, q, step_L = self._sizes[index + len(group)].tolist()
-                if tracks != responses.is_worth_tracking(step_L, self._samples):
-                    break
-                error = responses.error_after([float(each.L) for each in group]) if tracks else 0.0
-                if error is None:
-                    break
-                group.append(StepSizes(W, q, step_L, error))
-            batches = self._batches[index : index + len(group)]
-            count = self._accelerator(self._kernel, batches, index, group, tracks, is_single=self._processes == 1)
-        if tracks:
-            for step in range(index, index + count):
-                responses.advance(float(self._sizes[step][2]))
-        return count
+    def _advance(self, index: int, sizes: StepSizes, tracks: bool) -> None:
+        """One update that is not observed, compiled if that is wanted and possible."""
+        batch, compiled = self._batches[index], self._accelerator
+        if compiled is None or not compiled(self._kernel, batch, index, float(sizes.ridge_error), tracks):
+            self._step(batch, sizes, tracks)
 
     def _step(self, batch: Batch, sizes: StepSizes, tracks: bool) -> None:
         """One update of W, q (or Q) and L, all from the same weights."""
@@ -256,5 +230,4 @@ class Updates:
         )  # fmt: skip
 
     def _state(self) -> list[Tensor]:
-        P = self.responses.P
-        return [self._W, self._gains, self._L, self.responses.failed, *([] if P is None else [P])]
+        return [self._W, self._gains, self._L, *self.responses.state()]

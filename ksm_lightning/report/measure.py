@@ -22,7 +22,8 @@ from ksm_lightning.kernels.pairs import random_subset
 from ksm_lightning.learning import sample_size
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.functional import linearised_responses
-from ksm_lightning.network.readout import READOUT_SAMPLE, READOUTS, Encoder, make_encoder
+from ksm_lightning.network.readout import READOUTS, Encoder, make_encoder
+from ksm_lightning.network.readout_matrices import READOUT_SAMPLE
 from ksm_lightning.report.diagnosis import Errors, Evidence, Finding, diagnose
 from ksm_lightning.report.health import Health, examine
 from ksm_lightning.report.pictures import PAIRED, Picture, draw_curves, draw_network, draw_ranking

@@ -139,16 +139,10 @@ def add_section(
 
 
 def check_continuation(content: dict[str, Any], trainer: L.Trainer | None) -> None:
-    """Raise ValueError if a trainer that fits would continue a checkpoint on other data; warn of other differences.
-
-    Data that would choose its batch size gets that of the checkpoint.
-    """
+    """Raise ValueError if a trainer that fits would continue a checkpoint on other data; warn of other differences."""
     if trainer is None or trainer.state.fn != "fit":
         return
-    saved, data = conditions_of(content), datamodule_of(trainer)
-    if data is not None and data.chooses_batch_size and saved.batch_size is not None:
-        data.use_batch_size(saved.batch_size)
-    now = TrainingConditions.of(trainer)
+    saved, now = conditions_of(content), TrainingConditions.of(trainer)
     saved.require_same_data(now, "The checkpoint")
     differences = saved.differences(now)
     if differences:

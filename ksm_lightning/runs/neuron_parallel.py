@@ -98,8 +98,6 @@ class NeuronParallelModule(StartingModule):
                 "With parallel=neurons all processes must draw the same batches, which other loaders do not: use a "
                 "datamodule of ksm_lightning, such as ArrayDataModule."
             )
-        if self.shares_neurons and data is not None and data.chooses_batch_size:
-            raise ValueError("`batch_size` auto measures whole networks: give a number with parallel=neurons.")
         if not self.network.W.is_meta:
             return
         trainer, m = self.trainer, self.hparams["in_features"]

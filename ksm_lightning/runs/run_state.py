@@ -32,7 +32,6 @@ class RunState:
     )
     is_silent: bool = False  # this run has warned that no neuron responds to the data
     updates_per_second: float = 0.0  # up to the last update or validation, with everything in between
-    batch_choice: str = ""  # what `batch_size: auto` has chosen, in a sentence
     encoder: Callable[[Tensor], Tensor] | None = None  # what `predict` computes; None: the network's responses
     _started_at: float = 0.0
     _first_update: int = 0

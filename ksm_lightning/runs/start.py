@@ -10,7 +10,6 @@ from ksm_lightning.data.loaders import FirstBatches
 from ksm_lightning.kernels import auto_width, chooses_width
 from ksm_lightning.kernels.limits import TILE
 from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate_count, check_range
-from ksm_lightning.learning.batch_choice import BATCH_SIZES, Measured, choose_batch_size
 from ksm_lightning.learning.learner import Stage
 from ksm_lightning.learning.training import start_at
 from ksm_lightning.network import Initialiser, KSMNetwork, NormalInit
@@ -140,22 +139,3 @@ class StartingModule(StoppableModule):
         if collectives.size > 1:
             for parameter in self.network.parameters():
                 parameter.data.copy_(collectives.broadcast(parameter.data))
-
-    def choose_batch_size(self, data: KSMDataModule) -> None:
-        """Set the batch size of the data to the one with which this network learns fastest, and say so."""
-        trainer, learner = self.trainer, self.learner
-
-        def choose() -> tuple[int, list[Measured]]:
-            x = data.sample(0, max(BATCH_SIZES)).to(self.network.W)
-            hyper = HyperParameters.of(self.hparams)
-            return choose_batch_size(
-                self.network, learner.schedule, x, processes=trainer.world_size, inverse=hyper.inverse,
-                acceleration=hyper.acceleration,
-            )  # fmt: skip
-
-        size, measured = on_first_process(trainer, choose)
-        times = ", ".join(f"{each.batch_size}: {1e3 * each.seconds:.3g}" for each in measured)
-        why = f" (milliseconds per update by batch size: {times})" if times else ""
-        data.use_batch_size(size)
-        self.run_state.batch_choice = f"batch_size=auto chose {size}{why}. Set it to {size} to repeat this run."
-        rank_zero_info(self.run_state.batch_choice)

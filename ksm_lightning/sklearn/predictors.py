@@ -19,7 +19,7 @@ from ksm_lightning.evaluation.linear_probe import PENALTIES, fit_softmax
 from ksm_lightning.evaluation.ridge import RIDGES, LinearMaps, fit_ridge
 from ksm_lightning.kernels import AUTO, Kernel, auto_width, random_subset
 from ksm_lightning.kernels.limits import EXACT_UP_TO, FLOAT32_ROUNDING, ROUNDING
-from ksm_lightning.network.readout import READOUT_SAMPLE
+from ksm_lightning.network.readout_matrices import READOUT_SAMPLE
 from ksm_lightning.sklearn.frozen import DTYPES
 from ksm_lightning.sklearn.held_out import (
     LabelledSamples,

@@ -26,8 +26,8 @@ from ksm_lightning.baselines.landmarks import kmeans_centres
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.files import write_text
 from ksm_lightning.kernels import Kernel, make_kernel, random_subset
-from ksm_lightning.network.readout import READOUT_SAMPLE, LandmarkFeatures
-from ksm_lightning.network.readout_matrices import least_squares_matrix
+from ksm_lightning.network.readout import LandmarkFeatures
+from ksm_lightning.network.readout_matrices import READOUT_SAMPLE, least_squares_matrix
 from ksm_lightning.sklearn import KSMTransformer
 
 Record = dict[str, Any]

@@ -38,6 +38,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
         (["--trainer.barebones=true"], "--trainer.barebones"),
         (["--data.noise=-1"], "`noise` must be finite and not negative"),
         (["--data.batch_size=0"], "`batch_size` must be at least 1"),
+        (["--data.batch_size=auto"], "batch_size: Expected int. Got value: auto; see ksm fit --help."),
         (["--ckpt_path=missing.ckpt"], "There is no checkpoint missing.ckpt"),
         (["--ckpt_path=cut.ckpt"], "cut.ckpt is damaged"),
         (["--trainer.precision=bf16-mixed"], "full precision"),

@@ -68,6 +68,12 @@ def test_sizes_below_1_are_refused(name):
         HalfMoonsDataModule(**{name: 0})
 
 
+@pytest.mark.parametrize(("name", "size"), [("batch_size", "auto"), ("updates_per_epoch", 2.5)])
+def test_sizes_that_are_no_whole_numbers_are_refused(name, size):
+    with pytest.raises(ValueError, match=f"`{name}` must be a whole number, got {size!r}"):
+        HalfMoonsDataModule(**{name: size})
+
+
 def test_a_datamodule_without_load_is_refused_by_name():
     class Incomplete(KSMDataModule):
         pass

@@ -56,7 +56,7 @@ def test_they_make_the_kernel_the_schedule_and_the_network():
         ({"inverse": "fast"}, "`inverse` must be one of 'auto', 'exact', 'tracked', got 'fast'"),
         (
             {"acceleration": "jit"},
-            "`acceleration` must be one of 'auto', 'none', 'native', 'compile', 'cuda_graph', got 'jit'",
+            "`acceleration` must be one of 'auto', 'none', 'native', 'compile', got 'jit'",
         ),
         ({"num_neurons": 0}, "`num_neurons` must be at least 1, got 0"),
         ({"in_features": -3}, "`in_features` must be at least 1, got -3"),
@@ -76,10 +76,6 @@ def test_they_make_the_kernel_the_schedule_and_the_network():
         (
             {"bound": "tight", "acceleration": "compile"},
             "`acceleration` compile exists for the paper's bound only: set",
-        ),
-        (
-            {"bound": "tight", "acceleration": "cuda_graph"},
-            "`acceleration` cuda_graph exists for the paper's bound only",
         ),
         ({"bound": "tight", "num_landmarks": 15}, "`num_landmarks` must be at least the number of neurons, 16, got 15"),
         ({"num_landmarks": 15}, "every neuron has one landmark, but `num_landmarks` is 15 and `num_neurons` is 16"),

@@ -190,7 +190,7 @@ def test_a_tracked_run_resumes_bitwise(tmp_path, interrupted):
     assert whole.learner.state_dict()["inverse"] == {}
 
 
-def test_a_loaded_inverse_goes_into_the_buffer_that_a_recorded_update_refers_to():
+def test_a_loaded_inverse_goes_into_the_same_buffer():
     x = blocks(updates=2, batch=8)
     learner = learner_of(network_for(PowerCosineKernel(3), x, True, 64), Rates(0.001, 0.0, 0.02), natural=True)
     learner.learn(x[:1])

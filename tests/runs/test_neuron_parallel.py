@@ -46,12 +46,6 @@ def test_loaders_of_others_are_refused_because_ranks_would_see_different_batches
 
 
 @pytest.mark.usefixtures("several")
-def test_a_batch_size_that_would_be_measured_is_refused():
-    with pytest.raises(ValueError, match=r"^`batch_size` auto measures whole networks: give a number"):
-        fit(shared(), moons(batch_size="auto"))
-
-
-@pytest.mark.usefixtures("several")
 def test_readouts_of_many_shared_neurons_and_predict_are_refused_before_anything_happens(tmp_path):
     many = KernelSimilarityMatching(num_neurons=3000, parallel="neurons")
     assert many.network.L.is_meta, "a matrix (n, n) was allocated"
