@@ -26,6 +26,8 @@ from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 
 # W's step averages the squared length of its direction over the last updates, with this part of the past.
 _MEMORY = 0.99
+# Directions shorter than this have a square of 0.
+_SMALLEST = 1e-150
 
 
 class LandmarkTerms(NamedTuple):
@@ -163,9 +165,11 @@ class TightRule:
         direction = seen.gradient_W * length[:, None]
         square, steps = self.lengths(W)
         square.lerp_(direction.double().square().sum(1), 1 - _MEMORY)
-        norm = (square / (1 - _MEMORY ** (steps + 1))).sqrt_().clamp_(min=torch.finfo(torch.float64).tiny)
+        norm = (square / (1 - _MEMORY ** (steps + 1))).sqrt_().clamp_(min=_SMALLEST)
         before = torch.linalg.vector_norm(W, dim=1)
-        W.addcmul_(direction, ((length / norm).to(W.dtype) * (step * W.shape[1] ** -0.25))[:, None], value=-1)
+        # The quotient is not in the range of float32 where a landmark has almost no direction.
+        row = length / norm * (step * W.shape[1] ** -0.25)
+        W.sub_((direction.double() * row[:, None]).to(W.dtype))
         if seen.own.keeps_lengths:
             now = torch.linalg.vector_norm(W, dim=1)
             W.mul_(torch.where(now > 0, before / torch.where(now > 0, now, 1.0), 1.0)[:, None])

@@ -453,7 +453,6 @@ def test_changed_formulas_have_a_folder_of_their_own(monkeypatch, tmp_path):
 def test_numbers_of_the_rules_are_the_same():
     from ksm_lightning.learning import native_block, native_tight, rules, tight_rule
 
-    ours = (native_block._TRUST, native_block._GAIN_FLOOR, native_block._RESPONSE_LIMIT)
-    assert ours == (rules.TRUST, rules.GAIN_FLOOR, rules.RESPONSE_LIMIT)
-    for name in ("_MEMORY", "_MEMORY_OF_LENGTH", "_FLOOR", "_BATCH_WEIGHT"):
+    assert (native_block._GAIN_FLOOR, native_block._RESPONSE_LIMIT) == (rules.GAIN_FLOOR, rules.RESPONSE_LIMIT)
+    for name in ("_MEMORY", "_SMALLEST"):
         assert getattr(native_tight, name) == getattr(tight_rule, name)
