@@ -50,7 +50,7 @@ def test_a_checkpoint_holds_only_tensors_and_primitives(saved):
     }
     section = content["ksm_lightning"]
     preprocessing = section.pop("preprocessing")
-    learner = {"rate_factor": 1.0, "step_factor": 1.0, "inverse": {}, "rule": {}, "best": {}}
+    learner = {"rate_factor": 1.0, "inverse": {}, "rule": {}}
     assert section.pop("training") == {
         "data": {"num_points": 200, "num_features": 2, "sha256": moons().fingerprint.sha256},
         "centre": True, "scaling": "none", "batch_size": 16, "processes": 1, "precision": "32-true", "seed": 0,
@@ -187,15 +187,12 @@ def tracked(inverse, **values):
         (lambda p: changed(p, lambda c: c.pop("global_step")), "does not contain its number of updates"),
         (lambda p: learner_changed(p, rate_factor=float("nan")), "its rate_factor is nan"),
         (lambda p: learner_changed(p, rate_factor=2.0), "its rate_factor is 2.0"),
-        (lambda p: learner_changed(p, step_factor=0.0), "its step_factor is 0.0"),
         (lambda p: learner_changed(p, inverse=None), "its tracked inverse does not fit the network"),
         (lambda p: learner_changed(p, inverse={"inverse": torch.eye(6)}), "its tracked inverse does not fit"),
         (lambda p: learner_changed(p, inverse=tracked(torch.eye(7))), "its tracked inverse does not fit the network"),
         (lambda p: learner_changed(p, inverse=tracked(torch.eye(6), drift=float("inf"))), "its tracked inverse"),
         (lambda p: learner_changed(p, rule=None), "its state of the rule does not fit the network"),
-        (lambda p: learner_changed(p, rule={"mean": torch.zeros(6, 2)}), "its state of the rule does not fit"),
-        (lambda p: learner_changed(p, best=[1]), "its copy of the best weights does not fit the network"),
-        (lambda p: learner_changed(p, best={"W": torch.zeros(6, 2)}), "its copy of the best weights does not fit"),
+        (lambda p: learner_changed(p, rule={"square": torch.zeros(5)}), "its state of the rule does not fit"),
         (lambda p: changed(p, lambda c: c["ksm_lightning"].pop("preprocessing")), "preprocessing is incomplete"),
         (lambda p: changed(p, lambda c: c["ksm_lightning"].update(preprocessing=[1])), "preprocessing is incomplete"),
         (lambda p: spoiled(p, mean=None), "x.ckpt is damaged: .*preprocessing is incomplete"),
@@ -383,8 +380,6 @@ def part_changed(path, part, **values):
         (lambda p: part_changed(p, "rule", square=torch.zeros(9, 2)), "its state of the rule does not fit the network"),
         (lambda p: part_changed(p, "rule", steps=float("nan")), "its state of the rule does not fit the network"),
         (lambda p: part_changed(p, "rule", steps="3"), "its state of the rule does not fit the network"),
-        (lambda p: part_changed(p, "best", q=torch.zeros(6)), "its copy of the best weights does not fit the network"),
-        (lambda p: part_changed(p, "best", W=None), "its copy of the best weights does not fit the network"),
     ],
 )
 def test_a_damaged_tight_checkpoint_is_refused_in_one_sentence(saved_tight, spoil, message):
