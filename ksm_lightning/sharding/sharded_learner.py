@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.learning.acceleration import Acceleration
+from ksm_lightning.learning.collectives import Collectives
 from ksm_lightning.learning.learner import Learner, Stage
 from ksm_lightning.learning.observation import Observation
 from ksm_lightning.learning.relocation import choose_moves, place
@@ -63,7 +64,7 @@ class ShardedLearner(Learner):
         return super().learn(*args, **options)
 
     @torch.no_grad()
-    def _relocate(self, x: Tensor, **options: Any) -> int:
+    def _relocate(self, x: Tensor, collectives: Collectives | None, **options: Any) -> int:
         """Move landmarks that explain nothing of a sample (samples, m); all processes make the same moves."""
         network, shard, kernel = self.network, self.shard, self.network.kernel
         neurons, points = choose_moves(kernel, x, network.all_landmarks(), collectives=shard.ranks, **options)
