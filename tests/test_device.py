@@ -24,7 +24,7 @@ from ksm_lightning.learning.schedule import Phase
 from ksm_lightning.learning.spectrum import leading_spectrum
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network import functional
-from ksm_lightning.network.initialisation import kernel_kmeans_plus_plus
+from ksm_lightning.network.pivots import residuals
 from ksm_lightning.network.preprocessing import Preprocessing
 from ksm_lightning.network.readout import READOUTS, read_out
 
@@ -217,9 +217,8 @@ def test_the_distances_of_kmeans_stay_on_the_device(fake_cuda):
     assert _distances(on_cuda(40, 5), on_cuda(3, 4, 5)).shape == (40, 3, 4)
 
 
-def test_the_choice_of_initial_landmarks_stays_on_the_device(fake_cuda):
-    chosen = kernel_kmeans_plus_plus(make_kernel("gaussian"), on_cuda(30, 4), 5)
-    assert chosen.device == CUDA
+def test_the_residuals_of_landmarks_stay_on_the_device(fake_cuda):
+    assert residuals(make_kernel("gaussian"), on_cuda(30, 4), on_cuda(5, 4)).device == CUDA
 
 
 def test_the_values_of_the_figures_stay_on_the_device(fake_cuda, spec):

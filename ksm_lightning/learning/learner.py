@@ -104,7 +104,7 @@ class Learner:
         network, p = self.network, self.network.num_landmarks
         if self.chooses_ridge:
             network.ridge = natural_ridge(network.kernel, x, network.num_neurons, network.bound)
-        self._relocate(x, most=p)
+        self._relocate(x, None, most=p)
         self.balance(x, shrinkage_for(p, len(x)))
         self.stage = "learning"
 
@@ -140,7 +140,7 @@ class Learner:
                 update = numbers[index]
                 self.set_kernel_for(update)
                 if sample is not None and self.schedule.relocates_before(update):
-                    self.move_idle_landmarks(sample(update, batches[index]), collectives=self.collectives)
+                    self.move_idle_landmarks(sample(update, batches[index]))
                 together = numbers[index : index + self._updates.most_at_once]
                 count = self._undisturbed(together, sample is not None)
                 for observed in self._updates.run(index, count, observe):
@@ -162,15 +162,15 @@ class Learner:
 
     def move_idle_landmarks(self, x: Tensor, **options: Any) -> int:
         """Move landmarks that explain nothing of a sample (samples, m), see :func:`~.relocation.relocate`."""
-        moved = self._relocate(x, **options)
+        moved = self._relocate(x, self.collectives, **options)
         if moved and self._is_tight:
             self.balance(x, shrinkage_for(self.network.num_landmarks, len(x)))
         elif moved:
             self.invalidate()
         return moved
 
-    def _relocate(self, x: Tensor, **options: Any) -> int:
-        return relocate(self.network, x, **options)
+    def _relocate(self, x: Tensor, collectives: Collectives | None, **options: Any) -> int:
+        return relocate(self.network, x, collectives=collectives, **options)
 
     @torch.no_grad()
     def finish(self, blocks: Iterable[Tensor]) -> float:

@@ -27,7 +27,7 @@ from ksm_lightning.learning.native_algebra import (
 )
 from ksm_lightning.learning.native_block import record
 from ksm_lightning.learning.rules import RESPONSE_LIMIT
-from ksm_lightning.learning.tight_rule import MEMORY
+from ksm_lightning.learning.tight_rule import MEMORY, SMALLEST
 
 
 def observe_landmarks(Q: Any, k: Any, Y: Any, K: Any, gradient: Any, numbers: Any) -> None:
@@ -158,10 +158,10 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
                     total_64 += direction * direction
                 square[j] += (1 - MEMORY) * (total_64 - square[j])
                 norm = math.sqrt(square[j] / unbias)
-                size = real(length * length / max(norm, 2.3e-308) * step_W * root_m)
+                size = length * length / max(norm, SMALLEST) * step_W * root_m
                 now, scale = zero, real(1)
                 for f in range(m):
-                    W[j, f] -= size * real(gradient[j, f])
+                    W[j, f] -= real(size * gradient[j, f])
                     now += W[j, f] * W[j, f]
                 if keeps_lengths and now > zero:
                     scale = math.sqrt(w2[j] / now)

@@ -4,6 +4,8 @@ Angle brackets are averages over the batch and over all processes; symbols are t
 :mod:`ksm_lightning.network.tight`.
 """
 
+import math
+import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,8 @@ from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 
 # W's step averages the squared length of its direction over the last updates, with this part of the past.
 MEMORY = 0.99
+# Directions shorter than this have a square of 0.
+SMALLEST = math.sqrt(sys.float_info.min)
 
 
 class LandmarkTerms(NamedTuple):
@@ -163,9 +167,11 @@ class TightRule:
         direction = seen.gradient_W * length[:, None]
         square, steps = self.lengths(W)
         square.lerp_(direction.double().square().sum(1), 1 - MEMORY)
-        norm = (square / (1 - MEMORY ** (steps + 1))).sqrt_().clamp_(min=torch.finfo(torch.float64).tiny)
+        norm = (square / (1 - MEMORY ** (steps + 1))).sqrt_().clamp_(min=SMALLEST)
         before = torch.linalg.vector_norm(W, dim=1)
-        W.addcmul_(direction, ((length / norm).to(W.dtype) * (step * W.shape[1] ** -0.25))[:, None], value=-1)
+        # The quotient is not in the range of float32 where a landmark has almost no direction.
+        row = length / norm * (step * W.shape[1] ** -0.25)
+        W.sub_((direction.double() * row[:, None]).to(W.dtype))
         if seen.own.keeps_lengths:
             now = torch.linalg.vector_norm(W, dim=1)
             W.mul_(torch.where(now > 0, before / torch.where(now > 0, now, 1.0), 1.0)[:, None])

@@ -60,7 +60,8 @@ def pivoted_cholesky(kernel: Kernel, x: Tensor, count: int, generator: torch.Gen
         chosen = torch.cat([chosen, accepted])
     if len(chosen) < count:
         others = torch.ones(len(x), dtype=torch.bool, device=x.device).index_fill_(0, chosen, False).nonzero()[:, 0]
-        chosen = torch.cat([chosen, others[weighted_draw(residual[others], count - len(chosen), generator)]])
+        weights = torch.where(residual > smallest, residual, 0.0)[others]
+        chosen = torch.cat([chosen, others[weighted_draw(weights, count - len(chosen), generator)]])
     return chosen
 
 
@@ -84,8 +85,8 @@ def weighted_draw(weights: Tensor, count: int, generator: torch.Generator | None
     """
     uniform = torch.rand(len(weights), dtype=torch.float64, generator=generator).clamp_(min=1e-300).to(weights.device)
     # A floor far below the other weights replaces 0.
-    floor = 1e-12 * weights.max().clamp(min=1e-300)
-    return (uniform.log() / weights.clamp(min=float(floor))).topk(count).indices
+    relative = weights.double() / weights.max().clamp(min=1e-300)
+    return (uniform.log() / relative.clamp(min=1e-12)).topk(count).indices
 
 
 @torch.no_grad()

@@ -41,11 +41,11 @@ class Cost(NamedTuple):
         )
 
 
-def update_cost(n: int, m: int, batch: int, ranks: int, *, means: int = 2) -> Cost:
+def update_cost(n: int, m: int, batch: int, ranks: int, *, means: int = 1) -> Cost:
     """An update between two refreshes of the inverse.
 
-    ``means`` is the number of means over all neurons that the rule needs: 0 for the paper's, 1 for natural steps with a
-    radial kernel, 2 for natural steps with others.
+    ``means`` is the number of means over all neurons that the rule needs: 1 for natural steps with gains q, 0 for
+    others.
 
     Example:
         >>> update_cost(10_000, 400, 64, ranks=8).operations / update_cost(10_000, 400, 64, ranks=1).operations
@@ -73,7 +73,7 @@ def memory(n: int, m: int, batch: int, ranks: int, *, copies: int = 0, panel: in
         m: Number of features.
         batch: Points per update.
         ranks: Number of processes.
-        copies: Copies of the weights: the divergence guard keeps two, and best weights (up to 2,048 neurons) are one.
+        copies: Copies of the weights: the divergence guard keeps two.
         panel: Rows that are sent at once when the inverse is recomputed.
     """
     rows = -(-n // ranks)

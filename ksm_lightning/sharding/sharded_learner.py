@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.learning.acceleration import Acceleration
+from ksm_lightning.learning.collectives import Collectives
 from ksm_lightning.learning.learner import Learner, Stage
 from ksm_lightning.learning.observation import Observation
 from ksm_lightning.learning.relocation import choose_moves, place
@@ -64,11 +65,10 @@ class ShardedLearner(Learner):
         return super().learn(*args, **options)
 
     @torch.no_grad()
-    def _relocate(self, x: Tensor, **options: Any) -> int:
+    def _relocate(self, x: Tensor, collectives: Collectives | None, **options: Any) -> int:
         """Move landmarks that explain nothing of a sample (samples, m); all processes make the same moves."""
         network, shard, kernel = self.network, self.shard, self.network.kernel
-        options["collectives"] = shard.ranks
-        neurons, points = choose_moves(kernel, x, network.all_landmarks(), **options)
+        neurons, points = choose_moves(kernel, x, network.all_landmarks(), collectives=shard.ranks, **options)
         if not len(neurons):
             return 0
         gain = shard.sum((network.q.square() * kernel.diag(network.W)).double().sum()) / shard.num_neurons

@@ -1,6 +1,5 @@
 """The baselines against NumPy, scikit-learn, probabilities computed by hand and limit cases."""
 
-import itertools
 import math
 import pickle
 from functools import partial
@@ -220,20 +219,6 @@ def test_pivoted_cholesky_always_finds_isolated_points(rng):
             assert (set(rows(x[300:])) <= set(rows(found.landmarks_))) is is_found
 
 
-@pytest.mark.parametrize("kernel", [GaussianKernel(1.0), PolynomialKernel(2)], ids=str)
-def test_pivoted_cholesky_draws_pairs_with_their_exact_probabilities(kernel):
-    x = torch.tensor([[0.3, 1.0], [0.9, 0.8], [1.2, 0.1], [-0.5, 1.3], [0.2, -1.0]], dtype=torch.float64)
-    F, draws = kernel(x, x).numpy(), 1500
-    counts = dict.fromkeys(itertools.permutations(range(5), 2), 0)
-    for seed in range(draws):
-        W = landmarks.pivoted_cholesky(kernel, x, 2, torch.Generator().manual_seed(seed))
-        counts[tuple(x.tolist().index(w) for w in W.tolist())] += 1
-    for (first, second), count in counts.items():
-        left = F.diagonal() - F[:, first] ** 2 / F[first, first]
-        p = F[first, first] / F.trace() * left[second] / left.sum()
-        assert count / draws == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / draws))
-
-
 @pytest.mark.parametrize("rank", [1, 3, 8])
 def test_leverage_scores_from_all_points_are_exact(spec, kernel, x, rank):
     F, everything = kernel(x, x).numpy(), torch.arange(len(x))
@@ -271,7 +256,7 @@ def test_optimised_landmarks_have_a_smaller_residual_than_their_start(kernel, rn
         found = Nystroem(kernel, 5, landmarks="gradient", seed=seed).fit(x)
         generator = torch.Generator().manual_seed(seed)
         drawn = landmarks.uniform(kernel, x, 2000, generator)
-        first = landmarks.pivoted_cholesky(kernel, drawn, 5, generator)
+        first = landmarks.cholesky_pivots(kernel, drawn, 5, generator)
         least = trace_residual(kernel, x, found.landmarks_)
         assert least < 0.99 * trace_residual(kernel, x, first)
         assert least < 0.99 * trace_residual(kernel, x, drawn[:5])

@@ -8,7 +8,7 @@ from ksm_lightning.learning import Learner, Rates, Schedule
 from ksm_lightning.network import KSMNetwork, functional
 from ksm_lightning.network.functional import Gradients, Step
 
-TRUST, GAIN_FLOOR, RESPONSE_LIMIT = 0.5, 0.01, 2.0
+GAIN_FLOOR, RESPONSE_LIMIT = 0.01, 2.0
 
 
 class FixedRates(Schedule):
@@ -42,9 +42,7 @@ def compute_step(network: KSMNetwork, x: Tensor, natural: bool) -> Step:
 
 
 @torch.no_grad()
-def descent(
-    network: KSMNetwork, gradients: Gradients, self_similarity: Tensor, rates: Rates, natural: bool
-) -> Gradients:
+def descent(network: KSMNetwork, gradients: Gradients, self_similarity: Tensor, natural: bool) -> Gradients:
     """Directions that are multiplied by the rates: subtracted from W and q, added to L."""
     q2 = network.q.square()
     if not natural:
@@ -54,18 +52,14 @@ def descent(
     gain = q2 * norm2
     curvature = network.kernel.curvature(network.W)
     scale = torch.maximum(gain, GAIN_FLOOR * gain.mean()).div_(norm2).mul_(curvature).clamp_(min=tiny)
-    W = gradients.W / scale[:, None]
-    moved = torch.linalg.vector_norm(W, dim=1).mul_(curvature.sqrt()).mul_(rates.W)
-    allowed = torch.maximum(norm2, norm2.mean()).sqrt_().mul_(TRUST)
-    W.mul_((allowed / moved.clamp_(min=tiny)).clamp_(max=1)[:, None])
-    return Gradients(W, gradients.q / norm2, gradients.L * 2)
+    return Gradients(gradients.W / scale[:, None], gradients.q / norm2, gradients.L * 2)
 
 
 @torch.no_grad()
 def update(network: KSMNetwork, x: Tensor, rates: Rates, natural: bool) -> Step:
     """One update of W, q and L from one batch (batch, m), all from the same weights."""
     step = compute_step(network, x, natural)
-    directions = descent(network, step.gradients, step.self_similarity, rates, natural)
+    directions = descent(network, step.gradients, step.self_similarity, natural)
     network.W.sub_(directions.W, alpha=rates.W)
     network.q.sub_(directions.q, alpha=rates.q)
     network.L.add_(directions.L, alpha=rates.L)

@@ -1,4 +1,4 @@
-"""The closed form of the tight bound against random perturbations, principal components and its full-batch minimum."""
+"""The closed form of the tight bound against random perturbations and principal components."""
 
 import pytest
 import torch
@@ -6,10 +6,9 @@ from torch.testing import assert_close
 
 from helpers import references
 from helpers.kernels import Quadratic
-from ksm_lightning.data import HalfMoonsDataModule
 from ksm_lightning.kernels import GaussianKernel, LaplacianKernel, LinearKernel, PowerCosineKernel
 from ksm_lightning.learning.exact import balance, consolidate, lateral_eigenvalues
-from ksm_lightning.learning.exact_tight import add_jitter, minimise_tight_bound, settle, solve_inner
+from ksm_lightning.learning.exact_tight import add_jitter, settle, solve_inner
 from ksm_lightning.learning.moments import similarity_moment
 from ksm_lightning.network import TightNetwork, functional, tight
 
@@ -173,47 +172,3 @@ def test_equal_far_and_silent_landmarks_give_finite_weights(rng, dtype):
         y = network(x)
         assert y.isfinite().all()
         assert y.norm(dim=1).max() < 2 * kernel.diag(x).sqrt().max()
-
-
-# ---------------------------------------------------------------------- the full-batch minimum
-
-
-def test_the_minimiser_lowers_the_bound_of_its_start(rng):
-    kernel = GaussianKernel(0.7)
-    x, W, k, K = state(rng, kernel, m=2, samples=80)
-    before = exact(k, add_jitter(K.clone(), torch.float64), 4).bound.item()
-    found = minimise_tight_bound(kernel, x, 4, RIDGE, num_landmarks=6, W=W)
-    assert found.bound < 1.05 * before
-    assert (found.Q.shape, found.L.shape) == ((4, 6), (4, 4))
-    y, gradients = tight.hebbian_step(kernel, x, found.W, found.Q, found.L, RIDGE)
-    assert max(part.abs().max() for part in gradients) < 1e-6
-    assert_close(found.responses(kernel, x, RIDGE), y, rtol=1e-9, atol=1e-9)
-    energy = tight.energy_terms(kernel(x, found.W), y, kernel(found.W, found.W), found.Q, found.L, RIDGE).total
-    assert energy.item() == pytest.approx(found.bound, rel=1e-6)
-
-
-def test_the_minimum_of_the_linear_kernel_is_the_principal_subspace(rng):
-    x, pca = references.principal_subspace(rng)
-    found = minimise_tight_bound(LinearKernel(), x, 2, 1e-9, generator=rng)
-    y = found.responses(LinearKernel(), x, 1e-9)
-    assert references.nrmse(x @ x.mT, y) == pytest.approx(pca, rel=1e-4)
-
-
-def test_more_starts_and_more_landmarks_find_a_lower_minimum(rng):
-    x, kernel = torch.randn(80, 2, generator=rng, dtype=torch.float64), GaussianKernel(0.7)
-
-    def bound(**options):
-        seeded = torch.Generator().manual_seed(0)
-        return minimise_tight_bound(kernel, x, 4, RIDGE, generator=seeded, max_iterations=100, **options).bound
-
-    assert bound(starts=3) <= bound(starts=1)
-    assert bound(starts=1, num_landmarks=8) < bound(starts=1)
-
-
-def test_the_minimum_on_half_moons_has_no_floor():
-    """The paper's bound ends at an error of .175 with 16 neurons; kernel PCA has .096."""
-    x, kernel = HalfMoonsDataModule(seed=0).train_points.data.double(), GaussianKernel(0.3)
-    found = minimise_tight_bound(
-        kernel, x, 16, 1e-6, starts=1, max_iterations=60, generator=torch.Generator().manual_seed(0)
-    )
-    assert references.nrmse(kernel(x, x), found.responses(kernel, x, 1e-6)) < 0.118

@@ -177,6 +177,40 @@ def test_the_start_is_computed_on_the_training_device_for_any_default_device(ini
     assert module.hparams["ridge"] == pytest.approx(0.005 / 6)
 
 
+class Twin:
+    """Collectives of two processes that have the same batch."""
+
+    size = 2
+
+    def mean(self, value):
+        return value
+
+    def sum(self, value):
+        return 2 * value
+
+    def gather(self, rows):
+        return torch.cat([rows, rows])
+
+
+class Absent(Twin):
+    """Collectives that no other process joins: they would wait for ever."""
+
+    is_first = True
+
+    def broadcast(self, value):
+        pytest.fail("the other processes do not call this")
+
+    mean = sum = gather = broadcast
+
+
+def test_the_start_asks_no_other_process(rng):
+    """The first process computes it, while the others wait for its weights."""
+    x = points(300)
+    net = KSMNetwork(GaussianKernel(0.3), 2, 6, init=lambda *_: x[:6] + 50.0, generator=rng).double()
+    Learner(net, AdaptiveSchedule(), collectives=Absent()).start(x)
+    assert net.W.abs().max() < 5
+
+
 def test_a_start_with_fewer_samples_than_neurons_has_bounded_responses(rng):
     """In directions without samples, responses must not be of size 1 / ridge."""
     x = torch.randn(300, 10, generator=rng)
@@ -462,21 +496,6 @@ def test_should_stop_ends_a_block_early():
     assert made == 5
     learner_of(whole, rates, True).learn(x[:5])
     assert largest_difference(cut, whole) == 0
-
-
-class Twin:
-    """Collectives of two processes that have the same batch."""
-
-    size = 2
-
-    def mean(self, value):
-        return value
-
-    def sum(self, value):
-        return 2 * value
-
-    def gather(self, rows):
-        return torch.cat([rows, rows])
 
 
 @pytest.mark.parametrize("n", [7, 64])

@@ -136,7 +136,7 @@ def test_the_tracked_inverse_is_kept_if_no_landmark_moves():
     learner = learner_of(network_for(PowerCosineKernel(3), x, True, 64), Rates(0.001, 0.0, 0.02), natural=True)
     learner.learn(x)
     inverse = learner.responses.state_dict()["inverse"]
-    assert learner.move_idle_landmarks(x.flatten(0, 1), advantage=1e9) == 0
+    assert learner.move_idle_landmarks(x.flatten(0, 1), most=0) == 0
     assert torch.equal(learner.responses.state_dict()["inverse"], inverse)
 
 

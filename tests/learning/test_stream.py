@@ -12,10 +12,9 @@ from sklearn.datasets import load_digits
 from torch.testing import assert_close
 
 from ksm_lightning.kernels import GaussianKernel, LinearKernel, PowerCosineKernel, make_kernel
-from ksm_lightning.learning import AdaptiveSchedule, Stream, native, train, train_on_few
-from ksm_lightning.learning.exact import limit_responses, similarity_moment, solve_inner
+from ksm_lightning.learning import AdaptiveSchedule, Stream, TightSchedule, fit_network, native, train
+from ksm_lightning.learning.exact import similarity_moment, solve_inner
 from ksm_lightning.learning.reservoir import Reservoir
-from ksm_lightning.learning.schedule import make_schedule
 from ksm_lightning.learning.stream_schedule import StreamSchedule, TightStreamSchedule
 from ksm_lightning.network.readout import READOUTS, read_out
 
@@ -152,9 +151,10 @@ def test_rare_samples_are_landmarks_of_the_first_restart(bound):
     stream.learn(torch.cat([rare, common]))
     assert stream.network.num_landmarks == 4
     stream.learn(torch.full((1, 2), -9.0).double())  # the fifth different sample
-    y = stream.features("nystroem")(rare)
     assert len(stream.reservoir.rows) == 1000
-    assert (y.square().sum(1) > 0.5).sum() >= 2  # four landmarks for five samples
+    # Four landmarks for five samples: one is at the common ones, and two of the others share a mean.
+    assert (torch.cdist(stream.network.W.detach(), common[:1]) > 5).sum() == 3
+    assert (stream.features("nystroem")(rare).square().sum(1) > 0.5).any()
 
 
 def test_with_fewer_samples_than_neurons_the_others_are_silent():
@@ -196,13 +196,14 @@ def test_between_restarts_every_batch_is_one_update():
 
 
 def test_steps_decay_with_the_number_of_samples():
-    """W and q as samples^-0.75, L as 1 / samples, in units of four samples per neuron."""
-    schedule, whole = StreamSchedule(), AdaptiveSchedule().rates(0, 5, 1)
-    assert schedule.rates(0, 5, 1) == whole
-    for seen, age in ((20, 2), (60, 4), (20 * (10**4 - 1), 10**4)):
-        found = schedule.rates(seen, 5, 1)
-        expected = (whole.W * age**-0.75, whole.q * age**-0.75, whole.L / age)
-        assert tuple(found) == pytest.approx(expected, rel=1e-12)
+    """As samples^-0.75, in units of four samples per neuron."""
+    for schedule, whole in ((StreamSchedule(), AdaptiveSchedule()), (TightStreamSchedule(), TightSchedule())):
+        first = whole.rates(0, 5, 1)
+        assert schedule.rates(0, 5, 1) == first
+        for seen, age in ((20, 2), (60, 4), (20 * (10**4 - 1), 10**4)):
+            expected = tuple(first.scaled(age**-0.75))
+            assert tuple(schedule.rates(seen, 5, 1)) == pytest.approx(expected, rel=1e-12)
+    schedule = StreamSchedule()
     assert schedule.rates(20, 5, 64).L > schedule.rates(20, 5, 1).L  # a batch carries more information than a sample
 
 
@@ -249,7 +250,7 @@ def test_a_stream_after_training_starts_with_small_steps():
     assert torch.equal(stream.network.W, network.W)
     assert (stream.seen, stream.updates, stream.reservoir.seen) == (300, 100, 300)
     assert torch.equal(stream.reservoir.rows, x)
-    assert stream._learner.rates(stream.seen, 32).L < 0.2 * stream._learner.rates(0, 32).L
+    assert stream._learner.rates(stream.seen, 32).L < 0.5 * stream._learner.rates(0, 32).L
     weights = {name: value.clone() for name, value in network.state_dict().items()}
     stream.learn(points(10, seed=3))  # it continues and does not restart
     assert 0 < (stream.network.W - network.W).norm(dim=1).max() < 0.2
@@ -267,7 +268,7 @@ def test_a_network_of_few_samples_gets_more_landmarks(monkeypatch):
 
     monkeypatch.setattr(Stream, "_restart", spy)
     x = points(200)
-    few = train_on_few(GaussianKernel(), x[:5], 10, 50)
+    few = fit_network(GaussianKernel(), x[:5], 10, 50)
     stream = Stream.after(few, x[:5], 0, num_neurons=10, num_landmarks=10)
     for row in torch.split(x[5:10], 1):
         stream.learn(row)
@@ -444,38 +445,9 @@ def test_no_response_is_longer_than_allowed_where_a_rare_value_was_forgotten(bou
     with torch.no_grad():
         stream.network.W[:4] = forgotten[:4]
     y = stream.features(readout)(torch.cat([x, stream.network.W.detach()]))
-    assert y.square().sum(1).max() <= 2 * (1 + 1e-6)
+    assert y.square().sum(1).max() <= 4 * (1 + 1e-6)
     F, y = kernel(x[:2000], x[:2000]), y[:2000]
     assert (F - y @ y.mT).norm() < 0.3 * F.norm()
-
-
-@pytest.mark.parametrize("bound", ["paper", "tight"])
-@pytest.mark.parametrize("kernel", [GaussianKernel(0.5), PowerCosineKernel(3), LinearKernel()], ids=str)
-def test_limited_responses_hold_for_points_of_any_kind(bound, kernel):
-    network = train(kernel, points(300, features=4), 12, make_schedule(None, 60, bound), bound=bound)
-    with torch.no_grad():
-        network.L.mul_(0.01)  # as if the data had not shown most directions
-    before = network.L.clone()
-    limit_responses(network)
-    x = torch.cat([points(2000, seed=1, features=4), network.W.detach(), 100 * points(100, seed=2, features=4)])
-    ratio = network(x).square().sum(1) / kernel.diag(x)
-    if bound == "paper":
-        assert ratio.max() <= 2 * (1 + 1e-9)
-        assert torch.linalg.eigvalsh(network.L - before)[0] > -1e-9  # L is raised, nowhere lowered
-        assert (network.L - before).norm() > 0.1 * network.L.norm()
-        again = network.L.clone()
-        limit_responses(network)
-        assert (network.L - again).norm() < 1e-6 * again.norm()
-    else:
-        assert torch.equal(network.L, before)
-
-
-def test_responses_within_the_limit_are_left_alone():
-    x = points(400)
-    network = train(GaussianKernel(), x, 3, AdaptiveSchedule(300))
-    before = network.L.clone()
-    limit_responses(network, limit=1e6)
-    assert torch.equal(network.L, before)
 
 
 # ---------------------------------------------------------------------- streams that change
@@ -556,14 +528,3 @@ def test_a_forgetful_stream_is_revised_for_ever(monkeypatch):
 def test_an_impossible_half_life_is_refused(half_life):
     with pytest.raises(ValueError, match="`half_life` must be a finite number, at least the number of landmarks, 8"):
         Stream(GaussianKernel(), 8, half_life=half_life)
-
-
-def test_a_tight_stream_never_has_worse_landmarks_than_at_its_last_revision():
-    """Points in almost one direction, which one landmark represents: a step of full length left an error of 0.04."""
-    x = 1e8 + torch.tensor(np.random.RandomState(0).randint(-3, 4, (800, 5))).double()
-    stream = Stream(PowerCosineKernel(2), 1, bound="tight", num_landmarks=2)
-    stream.learn(x)
-    assert stream.updates == 1
-    y = stream.features("nystroem")(x)
-    F = stream.kernel(x, x)
-    assert (F - y @ y.mT).norm() < 1e-6 * F.norm()

@@ -32,7 +32,7 @@ class PlainRule:
 
     def __init__(self, network: TightNetwork) -> None:
         self.network = network
-        self.mean, self.square, self.steps = torch.zeros_like(network.W), torch.zeros_like(network.W[:, 0]), 0
+        self.square, self.steps = torch.zeros_like(network.W[:, 0]), 0
 
     def update(self, x: Tensor, rates: Rates) -> Tensor:
         """Change W, Q and L by one batch (batch, m); returns the responses."""
@@ -45,39 +45,35 @@ class PlainRule:
         y = torch.stack([row * min(1.0, float(most / row.norm())) for row, most in zip(y, allowed, strict=True)])
         target = torch.linalg.solve(K, k.mT @ y / batch).mT
 
-        weight = batch / (batch + 0.3 * p)
         leaf = W.clone().requires_grad_()
-        references.tight_energy(kernel, x, y, leaf, Q + weight * (target - Q), L, net.ridge).backward()
+        references.tight_energy(kernel, x, y, leaf, target, L, net.ridge).backward()
         length = (kernel.diag(W) / kernel.curvature(W)).sqrt()
         direction = leaf.grad * length[:, None]
         self.steps += 1
-        self.mean = 0.9 * self.mean + 0.1 * direction
         self.square = 0.99 * self.square + 0.01 * direction.square().sum(1)
-        mean, square = self.mean / (1 - 0.9**self.steps), self.square / (1 - 0.99**self.steps)
+        square = self.square / (1 - 0.99**self.steps)
         moved = W.clone()
         for j in range(p):
-            moved[j] -= rates.W * m**-0.25 * length[j] * mean[j] / (square[j] + 1e-4 * square.mean()).sqrt()
+            moved[j] -= rates.W * m**-0.25 * length[j] * direction[j] / square[j].sqrt()
             if kernel.degree is not None:
                 moved[j] *= W[j].norm() / moved[j].norm()
 
-        Q = Q + rates.q * (target - Q)
-        Q = torch.linalg.solve(references.landmark_gram(kernel, moved), kernel(moved, W) @ Q.mT).mT
         with torch.no_grad():
             net.W.copy_(moved)
-            net.Q.copy_(Q)
+            net.Q.add_(rates.q * (target - Q))
             net.L.add_(rates.L * (y.mT @ y / batch - L))
         return y
 
 
 @pytest.mark.parametrize("p", [4, 5], ids=["p=n", "p>n"])
 def test_updates_equal_the_formulas_of_the_docstrings(kernel, p):
-    x = blocks(updates=4, batch=12)
+    x = blocks(updates=4, batch=12, m=6)  # five landmarks do not span them: there W has a direction
     ours = network_for(kernel, x, p=p)
     theirs = copy.deepcopy(ours)
     before = copy.deepcopy(ours)
     learner, plain = learner_of(ours, RATES, natural=True), PlainRule(theirs)
     learner.learn(x[:2])
-    learner.learn(x[2:], first_update=2)  # averages continue in the next block
+    learner.learn(x[2:], first_update=2)  # the running mean continues in the next block
     for batch in x:
         plain.update(batch, RATES)
     assert largest_difference(ours, theirs) < 1e-6
@@ -137,9 +133,7 @@ def test_nothing_moves_with_steps_of_0(kernel):
     network = network_for(kernel, x)
     before = copy.deepcopy(network)
     learner_of(network, Rates(0.0, 0.0, 0.0), natural=True).learn(x)
-    assert torch.equal(network.W, before.W)
-    assert torch.equal(network.L, before.L)
-    assert_close(network.Q, before.Q, rtol=1e-6, atol=1e-6 * before.Q.abs().max().item())
+    assert largest_difference(network, before) == 0
 
 
 @pytest.mark.parametrize("part", range(3), ids=["W", "Q", "L"])
@@ -148,26 +142,8 @@ def test_each_step_size_moves_its_own_parameter(part):
     network = network_for(GaussianKernel(0.7), x)
     before = copy.deepcopy(network)
     learner_of(network, Rates(*(0.1 if i == part else 0.0 for i in range(3))), natural=True).learn(x)
-    moved = [
-        float((a - b).detach().norm()) > 1e-6 for a, b in zip(network.parameters(), before.parameters(), strict=True)
-    ]
-    assert moved == ([True, True, False] if part == 0 else [i == part for i in range(3)])  # Q is carried along with W
-
-
-def test_Q_is_carried_along_with_the_landmarks():
-    """``u_i`` is projected on the new landmarks, so responses change in proportion to a tiny move."""
-    x = blocks(updates=1, batch=12)
-    network = network_for(GaussianKernel(0.7), x, p=4)
-    kernel, points = network.kernel, x[0]
-    changes = []
-    for step in (1e-3, 1e-4):
-        moved = copy.deepcopy(network)
-        learner_of(moved, Rates(step, 0.0, 0.0), natural=True).learn(x)
-        K = kernel(moved.W, moved.W)
-        assert_close(moved.Q @ K, network.Q @ kernel(network.W, moved.W), rtol=1e-7, atol=1e-7)
-        assert (moved.W - network.W).norm(dim=1).min() > 0.01 * step
-        changes.append(float((moved(points) - network(points)).norm() / network(points).norm()))
-    assert 0 < changes[1] < 0.2 * changes[0] < 0.2 * 20 * 1e-3
+    moved = [not torch.equal(a, b) for a, b in zip(network.parameters(), before.parameters(), strict=True)]
+    assert moved == [i == part for i in range(3)]
 
 
 def test_units_of_the_inputs_change_nothing():
@@ -246,9 +222,9 @@ def test_a_learner_continues_from_its_state_bitwise():
     assert state["rule"]["steps"] == 3
     second = learner_of(halves, RATES, natural=True)
     second.load_state_dict(state)
-    kept = {name: state["rule"][name].clone() for name in ("mean", "square")}
+    kept = state["rule"]["square"].clone()
     second.learn(x[3:], first_update=3)
-    assert all(torch.equal(state["rule"][name], value) for name, value in kept.items())  # the state is a copy
+    assert torch.equal(state["rule"]["square"], kept)  # the state is a copy
     for a, b in zip(whole.parameters(), halves.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -282,7 +258,7 @@ def test_averages_survive_a_search_that_moves_nothing():
     x = blocks(updates=1, batch=24)
     learner = learner_of(network_for(GaussianKernel(0.7), x), RATES, natural=True)
     learner.learn(x)
-    assert learner.move_idle_landmarks(x[0], advantage=1e9) == 0
+    assert learner.move_idle_landmarks(x[0], most=0) == 0
     assert learner.state_dict()["rule"]["steps"] == 1
 
 

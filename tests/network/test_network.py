@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from ksm_lightning.kernels import GaussianKernel, LinearKernel
 from ksm_lightning.network import functional
-from ksm_lightning.network.initialisation import DataInit, NormalInit, kernel_kmeans_plus_plus
+from ksm_lightning.network.initialisation import DataInit, NormalInit
 from ksm_lightning.network.ksm_network import KSMNetwork
 
 
@@ -90,32 +90,11 @@ def test_data_init_uses_distinct_data_points(rng):
     assert len(distances.argmin(1).unique()) == 10
 
 
-def test_kmeans_plus_plus_reaches_every_cluster_before_it_repeats_one(rng):
-    centres = 10 * torch.randn(8, 3, generator=rng)
-    x = (centres[:, None] + 1e-3 * torch.randn(8, 40, 3, generator=rng)).flatten(0, 1)
-    chosen = kernel_kmeans_plus_plus(GaussianKernel(1.0), x, 8, generator=rng)
-    assert sorted((chosen // 40).tolist()) == list(range(8))
-
-
-def test_kmeans_plus_plus_draws_by_squared_distance_in_feature_space():
-    # From the first point, the squared distances in the feature space of the linear kernel are 0, 1 and 9.
-    x = torch.tensor([[0.0], [1.0], [3.0]])
-    counts = torch.zeros(3)
-    for seed in range(3000):
-        first, second = kernel_kmeans_plus_plus(
-            LinearKernel(), x, 2, generator=torch.Generator().manual_seed(seed)
-        ).tolist()
-        if first == 0:
-            counts[second] += 1
-    assert counts[0] == 0
-    assert (counts[2] / counts.sum()).item() == pytest.approx(9 / 10, abs=0.03)
-
-
-def test_fewer_distinct_points_than_neurons_are_repeated(rng):
-    x = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).repeat(5, 1)
-    chosen = kernel_kmeans_plus_plus(GaussianKernel(1.0), x, 6, generator=rng)
-    assert chosen.shape == (6,)
-    assert len(x[chosen].unique(dim=0)) == 2
+def test_fewer_points_than_neurons_are_repeated(rng):
+    x = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    net = KSMNetwork(GaussianKernel(1.0), 2, 5, init=DataInit(x), generator=rng)
+    assert net.W.shape == (5, 2)
+    assert torch.equal(net.W.detach().unique(dim=0), x)
 
 
 def test_data_init_refuses_points_with_another_number_of_features():

@@ -50,7 +50,7 @@ def test_a_checkpoint_holds_only_tensors_and_primitives(saved):
     }
     section = content["ksm_lightning"]
     preprocessing = section.pop("preprocessing")
-    learner = {"rate_factor": 1.0, "step_factor": 1.0, "inverse": {}, "rule": {}, "best": {}}
+    learner = {"rate_factor": 1.0, "inverse": {}, "rule": {}}
     assert section.pop("training") == {
         "data": {"num_points": 200, "num_features": 2, "sha256": moons().fingerprint.sha256},
         "centre": True, "scaling": "none", "batch_size": 16, "processes": 1, "precision": "32-true", "seed": 0,
@@ -187,15 +187,12 @@ def tracked(inverse, **values):
         (lambda p: changed(p, lambda c: c.pop("global_step")), "does not contain its number of updates"),
         (lambda p: learner_changed(p, rate_factor=float("nan")), "its rate_factor is nan"),
         (lambda p: learner_changed(p, rate_factor=2.0), "its rate_factor is 2.0"),
-        (lambda p: learner_changed(p, step_factor=0.0), "its step_factor is 0.0"),
         (lambda p: learner_changed(p, inverse=None), "its tracked inverse does not fit the network"),
         (lambda p: learner_changed(p, inverse={"inverse": torch.eye(6)}), "its tracked inverse does not fit"),
         (lambda p: learner_changed(p, inverse=tracked(torch.eye(7))), "its tracked inverse does not fit the network"),
         (lambda p: learner_changed(p, inverse=tracked(torch.eye(6), drift=float("inf"))), "its tracked inverse"),
         (lambda p: learner_changed(p, rule=None), "its state of the rule does not fit the network"),
-        (lambda p: learner_changed(p, rule={"mean": torch.zeros(6, 2)}), "its state of the rule does not fit"),
-        (lambda p: learner_changed(p, best=[1]), "its copy of the best weights does not fit the network"),
-        (lambda p: learner_changed(p, best={"W": torch.zeros(6, 2)}), "its copy of the best weights does not fit"),
+        (lambda p: learner_changed(p, rule={"square": torch.zeros(5)}), "its state of the rule does not fit"),
         (lambda p: changed(p, lambda c: c["ksm_lightning"].pop("preprocessing")), "preprocessing is incomplete"),
         (lambda p: changed(p, lambda c: c["ksm_lightning"].update(preprocessing=[1])), "preprocessing is incomplete"),
         (lambda p: spoiled(p, mean=None), "x.ckpt is damaged: .*preprocessing is incomplete"),
@@ -306,10 +303,10 @@ def test_a_checkpoint_of_another_lightning_version_continues(saved):
 
 
 def test_the_digest_of_a_large_checkpoint_is_cheap():
-    """W, L, the tracked inverse and the best weights of 800 neurons on MNIST: 10 MB."""
+    """W, L, the tracked inverse and a copy of the weights of 800 neurons on MNIST: 10 MB."""
     n, m = 800, 400
     weights = {"W": torch.zeros(n, m), "q": torch.zeros(n), "L": torch.zeros(n, n)}
-    content = {"state_dict": weights, "best": dict(weights), "inverse": torch.zeros(n, n)}
+    content = {"state_dict": weights, "copy": dict(weights), "inverse": torch.zeros(n, n)}
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
@@ -332,7 +329,7 @@ def test_the_digest_of_a_tensor_does_not_depend_on_its_memory_layout():
 
 @pytest.fixture
 def saved_tight(tmp_path):
-    """A checkpoint in the middle of a run, with averages of the rule and best weights; n = 6, p = 9, m = 2."""
+    """A checkpoint in the middle of a run, with the running mean of the rule; n = 6, p = 9, m = 2."""
     module = model(bound="tight", num_landmarks=9, phases=None, updates=20)
     fit(module, max_steps=12).save_checkpoint(tmp_path / "x.ckpt", weights_only=False)
     return module, tmp_path / "x.ckpt"
@@ -346,16 +343,11 @@ def test_a_tight_checkpoint_holds_tensors_that_load_with_weights_only(saved_tigh
     }  # fmt: skip
     assert (content["hyper_parameters"]["bound"], content["hyper_parameters"]["num_landmarks"]) == ("tight", 9)
     learner = content["ksm_lightning"]["learner"]
-    assert {name: tuple(value.shape) for name, value in learner["best"].items()} == {
-        "W": (9, 2), "q": (6, 9), "L": (6, 6)
-    }  # fmt: skip
-    assert (learner["rule"]["mean"].shape, learner["rule"]["square"].shape) == ((9, 2), (9,))
+    assert learner["rule"]["square"].shape == (9,)
     assert learner["rule"]["steps"] > 0
     x = torch.randn(5, 2)
     loaded = KernelSimilarityMatching.load_from_checkpoint(path)
     assert torch.equal(loaded(x), module(x))
-    for mine, theirs in zip(loaded.learner.best.best, module.learner.best.best, strict=True):
-        assert torch.equal(mine, theirs)
 
 
 def part_changed(path, part, **values):
@@ -379,12 +371,9 @@ def part_changed(path, part, **values):
             lambda p: changed(p, lambda c: c["hyper_parameters"].update(num_landmarks=5)),
             "`num_landmarks` must be at least the number of neurons, 6, got 5",
         ),
-        (lambda p: part_changed(p, "rule", mean=torch.zeros(9, 3)), "its state of the rule does not fit the network"),
         (lambda p: part_changed(p, "rule", square=torch.zeros(9, 2)), "its state of the rule does not fit the network"),
         (lambda p: part_changed(p, "rule", steps=float("nan")), "its state of the rule does not fit the network"),
         (lambda p: part_changed(p, "rule", steps="3"), "its state of the rule does not fit the network"),
-        (lambda p: part_changed(p, "best", q=torch.zeros(6)), "its copy of the best weights does not fit the network"),
-        (lambda p: part_changed(p, "best", W=None), "its copy of the best weights does not fit the network"),
     ],
 )
 def test_a_damaged_tight_checkpoint_is_refused_in_one_sentence(saved_tight, spoil, message):

@@ -20,7 +20,6 @@ def whole() -> dict:
     learner = {
         "rate_factor": 1.0, "rule": {},
         "inverse": {"inverse": torch.randn(N, N), "ridge": 0.1, "drift": 0.15, "age": 3},
-        "best": {name: torch.randn_like(value) for name, value in rows.items()},
     }  # fmt: skip
     state = {f"network.{name}": value for name, value in rows.items()} | {"own": torch.ones(2)}
     return {"state_dict": state, "hyper_parameters": {"num_neurons": N}, "ksm_lightning": {"learner": learner}}
@@ -62,9 +61,9 @@ def test_any_number_of_ranks_reads_what_any_number_has_written(tmp_path, writers
     assert digest_of(index) == digest_of(content)
 
 
-def test_a_learner_without_inverse_and_best_weights_has_smaller_panels(tmp_path):
+def test_a_learner_without_inverse_has_smaller_panels(tmp_path):
     content = whole()
-    content["ksm_lightning"]["learner"] |= {"inverse": {}, "best": {}}
+    content["ksm_lightning"]["learner"]["inverse"] = {}
     index = write(tmp_path, content, 2)
     read_rows(index, tmp_path)
     assert digest_of(index) == digest_of(content)
