@@ -53,9 +53,9 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             ``kernel_params`` as keywords, returns the matrix (a, b). It gets float64 tensors, or NumPy arrays if it
             fails with tensors, or pairs of rows if it fails with arrays, which is slow. Landmarks are learned if torch
             can compute its derivatives, and are otherwise samples chosen by a pivoted Cholesky factorisation. With
-            ``precomputed``, ``fit`` takes the similarities (samples, samples), and ``transform`` (new samples, samples);
-            landmarks are chosen in the same way, so that the readout is all that is learned, and the order of the
-            samples matters.
+            ``precomputed``, ``fit`` takes the similarities (samples, samples), and ``transform`` (new samples,
+            samples); landmarks are chosen in the same way, so that the readout is all that is learned, and the order
+            of the samples matters.
         sigma: Width of a Gaussian, Laplacian or Cauchy kernel. Default: ``auto``, 0.7 times the median distance of two
             samples. ``partial_fit`` chooses it from the first samples, up to 256 or those of the first call. A kernel
             object keeps its own width.
