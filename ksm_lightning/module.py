@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from ksm_lightning.data.datamodule import datamodule_of, training_inputs
-from ksm_lightning.data.loaders import batches_of, has_length, inputs_of
+from ksm_lightning.data.loaders import batches_of, has_length, inputs_of, next_milestone
 from ksm_lightning.learning import HyperParameters
 from ksm_lightning.learning.learner import Stage
 from ksm_lightning.learning.units import sample_size
@@ -36,9 +36,8 @@ class KernelSimilarityMatching(NeuronParallelModule):
     is one update and counts as one in ``trainer.global_step``. Step sizes and kernel parameters are a function of that
     count, so a resumed run continues exactly. Training ends with the schedule.
 
-    The default schedule is adaptive: natural steps, a start at the optimal scale with the exact L, idle landmarks
-    moved, and the exact L at the end (:class:`~ksm_lightning.learning.AdaptiveSchedule`). ``phases`` apply the paper's
-    rules only.
+    The default schedule is adaptive: natural steps, a start and an end at the optimal scale with the exact L, and
+    idle landmarks moved (:class:`~ksm_lightning.learning.AdaptiveSchedule`). ``phases`` apply the paper's rules only.
 
     Args:
         options: The hyper-parameters, see :class:`ksm_lightning.learning.HyperParameters`, which also checks them.
@@ -79,27 +78,26 @@ class KernelSimilarityMatching(NeuronParallelModule):
     def configure_model(self) -> None:
         """Check the model against the data. At the first fit, build and start the network."""
         data, hparams = datamodule_of(self.trainer), self.hparams
-        if hparams["in_features"] is not None and data is not None and data.in_features != hparams["in_features"]:
-            raise ValueError(
-                f"The data has {data.in_features} features, but the model was made for in_features="
-                f"{hparams['in_features']}: set `in_features` to {data.in_features}, or leave it out."
-            )
         is_fit = self.trainer.state.fn == "fit"
-        if data is not None and is_fit:
-            self.choose_width_from(data)
+        if data is None and is_fit:
+            self.read_first_batches()
+        points = self.starting_points
+        if hparams["in_features"] is not None and points is not None and points.in_features != hparams["in_features"]:
+            raise ValueError(
+                f"The data has {points.in_features} features, but the model was made for in_features="
+                f"{hparams['in_features']}: set `in_features` to {points.in_features}, or leave it out."
+            )
+        if points is not None and is_fit:
+            self.choose_width_from(points)
         if hparams["parallel"] == "neurons":
             self.prepare_neurons(data)
         learner = self.learner
         if learner.stage == "learning" or (hparams["in_features"] is not None and not is_fit):
             return
-        if data is not None:
-            with torch.device("cpu"):  # Lightning's default here is the training device
-                self.place_and_start(data)
-        elif learner.stage == "unplaced":
-            raise ValueError(
-                "Without a datamodule of ksm_lightning the input size and starting points are unknown: give "
-                "`in_features` and `init='normal'`, or use ArrayDataModule."
-            )
+        if points is None:
+            raise ValueError("The network has no weights yet: call `fit` first, or load a checkpoint.")
+        with torch.device("cpu"):  # Lightning's default here is the training device
+            self.place_and_start(points)
 
     def on_fit_start(self) -> None:
         """Check that the precision is full, and give all processes the same weights, which DDP leaves alone."""
@@ -118,6 +116,8 @@ class KernelSimilarityMatching(NeuronParallelModule):
         self.run_state.start(self.global_step)
         if self.global_step == 0:
             self.learner.restart()
+            self.log_bound()
+            self.warn_if_silent()
         self.run_state.needs_finish &= self.global_step >= self.schedule.total_updates  # unless it is longer now
 
     def on_train_epoch_start(self) -> None:
@@ -136,6 +136,7 @@ class KernelSimilarityMatching(NeuronParallelModule):
         if missing := cut_short(self.schedule, self.global_step, self.hparams["consolidate"]):
             rank_zero_info(missing)
         self.learner.drop_recordings()
+        self._first_batches = None
         self.end_run()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -155,7 +156,6 @@ class KernelSimilarityMatching(NeuronParallelModule):
         self.network.check_input(batches[0])
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
-        self.ensure_started(batch)
         first = self.global_step
         batches = batches[: max(0, self.schedule.total_updates - first)]
         log, stop = self.run_state.log, self.run_state.stop
@@ -178,9 +178,15 @@ class KernelSimilarityMatching(NeuronParallelModule):
         if not self.run_state.is_guarded:
             self._check_finite()  # before any checkpoint or evaluation
         self.learner.set_kernel_for(first + made)
-        if first + made >= self.schedule.total_updates:
+        is_last = first + made >= self.schedule.total_updates
+        if is_last:
             self.finish()
             self.trainer.should_stop = not self.run_state.needs_finish
+        self.run_state.is_milestone = not is_last and first + made >= next_milestone(first)
+        if is_last or self.run_state.is_milestone:
+            self.log_bound()
+        if is_last:
+            self.warn_if_silent()
         self.agree_to_stop()  # and leave after the callbacks, which save a checkpoint
         return {"energy": log.energy, "logged_energies": log.logged}
 
@@ -212,7 +218,7 @@ class KernelSimilarityMatching(NeuronParallelModule):
     # ------------------------------------------------------------------ the exact end
 
     def finish(self) -> None:
-        """End the schedule with the exact L, if `consolidate` is set and data ends."""
+        """End the schedule: :meth:`consolidate`, if that is set and the data ends."""
         if self.learner.not_finite():
             return
         if not self.hparams["consolidate"]:
@@ -232,16 +238,13 @@ class KernelSimilarityMatching(NeuronParallelModule):
         self.run_state.needs_finish = False
 
     def consolidate(self, blocks: Iterable[Tensor] | None = None) -> float:
-        """Set L (and Q) to the exact value for W (and q) and all training points; returns the bound J.
+        """Set the best common scale of W (or q) and the exact L for all training points; returns the bound J.
 
-        One float64 pass over the data, which all processes share and must all call. ``blocks`` is this process's
-        share of the inputs, one block (samples, m) at a time. Default: the trainer's data.
+        A tight network gets the exact Q and L. One float64 pass over the data, which all processes share and must all
+        call. ``blocks`` is this process's share of the inputs, one block (samples, m) at a time. Default: the trainer's
+        data.
         """
-        bound = self.learner.finish(training_inputs(self.trainer) if blocks is None else blocks)
-        if attached_trainer(self) is not None:
-            for logger in self.loggers:
-                logger.log_metrics({names.TRAIN_BOUND: bound}, step=self.global_step)
-        return bound
+        return self.learner.finish(training_inputs(self.trainer) if blocks is None else blocks)
 
     # ------------------------------------------------------------------ checkpoints
 

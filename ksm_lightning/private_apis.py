@@ -41,6 +41,14 @@ def count_updates(trainer: "L.Trainer", updates: int) -> None:
     trainer._logger_connector.block = (done - updates - 1, done)  # type: ignore[attr-defined]  # see `log_by_updates`
 
 
+def training_loader(trainer: "L.Trainer") -> Any:
+    """The training loader as it was given to a trainer, before the trainer prepares it.
+
+    Reason: ``trainer.train_dataloader`` is None until the optimizers exist, which need a network of the data's size.
+    """
+    return trainer.fit_loop._data_source.dataloader()
+
+
 def log_by_updates(trainer: "L.Trainer") -> None:
     """Let everything that Lightning logs have the number of updates as its x axis.
 

@@ -185,7 +185,7 @@ def test_the_exact_L_stays_on_the_device(fake_cuda, spec):
     found = solve_inner(total / count, network.kernel.diag(network.W), network.q, 1e-3)
     assert found.L.device == found.bound.device == CUDA
     assert found.L.dtype == torch.float64
-    assert optimal_scale(total, network.kernel.diag(network.W)).device == CUDA
+    assert optimal_scale(total.diagonal(), network.kernel.diag(network.W), 1e-3).device == CUDA
 
 
 def test_the_kernel_error_stays_on_the_device(fake_cuda, kernel):

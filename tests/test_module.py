@@ -1,6 +1,10 @@
 """The LightningModule: updates against the paper's rules, logging, schedules, plain dataloaders and error messages."""
 
+import itertools
+import warnings
+
 import lightning
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -9,7 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from helpers import references
 from helpers.runs import Recorder, fit, model, moons, trainer
 from ksm_lightning.callbacks import KernelErrorEvaluation, KMeansProbe, LinearProbe
+from ksm_lightning.data import ArrayDataModule
 from ksm_lightning.kernels import GaussianKernel, auto_width
+from ksm_lightning.learning import candidate_count
 from ksm_lightning.learning.schedule import Phase
 from ksm_lightning.learning.updates import Updates
 from ksm_lightning.module import KernelSimilarityMatching
@@ -138,6 +144,37 @@ def test_logged_names_and_counts():
     ]
 
 
+@pytest.mark.parametrize("options", [{}, {"bound": "tight", "num_landmarks": 9}, {"kernel": "linear"}], ids=str)
+def test_the_bound_on_a_fixed_sample_falls_smoothly_from_update_0(options):
+    logger = Recorder()
+    kernel_params = {} if options.get("kernel") else {"sigma": 0.3}
+    module = model(
+        phases=None, updates=300, in_features=None, init="data", **{"kernel_params": kernel_params, **options}
+    )
+    fit(module, moons(batch_size=512, updates_per_epoch=1000), logger=logger, callbacks=[KernelErrorEvaluation()])
+    bounds = {step: metrics["train/bound"] for step, metrics in logger.metrics.items() if "train/bound" in metrics}
+    assert list(bounds) == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
+    total = max(bounds.values()) - min(bounds.values())
+    values = list(bounds.values())
+    assert all(after <= before + 0.1 * total for before, after in itertools.pairwise(values))
+    assert values[-1] < min(values) + 0.1 * total
+    assert module.consolidate([moons().train_points.data]) == pytest.approx(values[-1], rel=1e-4)
+    errors = {step for step, metrics in logger.metrics.items() if "val/kernel_nrmse" in metrics}
+    assert errors == {0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300}
+
+
+def test_errors_between_validations_do_not_reach_monitors():
+    seen = []
+
+    class Monitor(lightning.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            seen.append("val/kernel_nrmse" in trainer.callback_metrics)
+
+    fit(model(phases=[Phase(40)]), logger=Recorder(), callbacks=[KernelErrorEvaluation(), Monitor()])
+    assert len(seen) > 4
+    assert not any(seen)
+
+
 def test_logged_health_is_that_of_the_weights():
     logger, module = Recorder(), model(phases=[Phase(1)])
     module.network.q.data = torch.tensor([0.5, -0.1, 1.0, 1.0, 1.0, 1.0])
@@ -239,13 +276,77 @@ def test_invalid_runs_are_refused(run, message):
         run()
 
 
-def test_a_plain_dataloader_needs_in_features():
-    trainer = lightning.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1)
-    with pytest.raises(ValueError, match="Without a datamodule of ksm_lightning the input size"):
-        trainer.fit(model(in_features=None), DataLoader(torch.zeros(8, 2)))
+def plain_loader(x, **options) -> DataLoader:
+    return DataLoader(TensorDataset(x), **{"batch_size": 16, **options})
 
 
-# ---------------------------------------------------------------------- the tight bound
+@pytest.mark.parametrize("options", [{}, {"bound": "tight"}, {"phases": [Phase(5)], "updates": None}], ids=str)
+def test_a_plain_dataloader_starts_like_a_datamodule(options):
+    options = {
+        "kernel_params": {"sigma": "auto"},
+        "in_features": None,
+        "init": "data",
+        "updates": 5,
+        "phases": None,
+    } | options
+    data, starts = moons(), []
+
+    class Start(lightning.Callback):
+        def on_train_start(self, trainer, module):
+            starts.append({name: value.clone() for name, value in module.state_dict().items()})
+
+    modules = [model(**options), model(**options)]
+    torch.manual_seed(7)
+    trainer([Start()]).fit(modules[0], datamodule=data)
+    torch.manual_seed(7)
+    trainer([Start()]).fit(modules[1], plain_loader(data.train_points.data))
+    for name, value in starts[0].items():
+        assert torch.equal(starts[1][name], value), name
+    for name in ("in_features", "ridge", "kernel_params"):
+        assert modules[0].hparams[name] == modules[1].hparams[name], name
+    assert modules[1].global_step == 5
+
+
+def test_a_plain_dataloader_is_read_as_far_as_the_start_needs_and_trains_on_the_same_batches():
+    x, read = moons(num_points=400).train_points.data, []
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 10**6
+
+        def __getitem__(self, index):
+            read.append(index)
+            return x[index % len(x)]
+
+    loader = DataLoader(Rows(), batch_size=500, shuffle=True)
+    module = model(phases=None, updates=2, in_features=None, init="data", consolidate=False)
+    trainer().fit(module, loader)
+    start = candidate_count(6, True, 2)
+    assert start <= len(read) - 1000 < start + 500
+    assert read[:1000] == read[-1000:]
+
+
+def test_a_plain_dataloader_without_batches_is_an_error():
+    with pytest.raises(ValueError, match="The training loader has no batches"):
+        trainer().fit(model(in_features=None, init="data"), plain_loader(torch.zeros(0, 2)))
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("phases", [None, [Phase(20)]], ids=["adaptive", "phases"])
+def test_a_network_that_does_not_respond_is_reported_once(is_plain, phases, tmp_path):
+    x = 100 * torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
+    np.save(tmp_path / "x.npy", x.numpy())
+    module = model(phases=phases, updates=None if phases else 20, in_features=8, ridge=1.0, consolidate=False)
+    source = plain_loader(x) if is_plain else {"datamodule": ArrayDataModule(str(tmp_path / "x.npy"))}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer().fit(module, **source) if isinstance(source, dict) else trainer().fit(module, source)
+    found = [str(one.message) for one in caught if "does not respond to the data" in str(one.message)]
+    responses = module(x).norm(dim=1).max()
+    assert len(found) == (responses < 3e-4), responses
+    if phases:
+        assert "for each of 300 points" in found[0]
+        assert "init=data" in found[0]
 
 
 def tight(**options):

@@ -1,21 +1,18 @@
-"""Evaluations at validations and tests: the kernel error, a linear probe and KMeans."""
+"""Evaluations at validations and tests: their base class, a linear probe and KMeans."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor
-from tqdm import tqdm
 
 from ksm_lightning.callbacks.progress_bar import updates_to_do
 from ksm_lightning.data.datamodule import KSMDataModule, datamodule_of
 from ksm_lightning.evaluation.clustering import kmeans, matched_accuracy
-from ksm_lightning.evaluation.kernel_error import KernelNRMSE
 from ksm_lightning.evaluation.linear_probe import PENALTIES, Selection, linear_probe
-from ksm_lightning.kernels import random_subset, symmetric_tiles
+from ksm_lightning.kernels import random_subset
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.readout import Readout, check_readout, feature_count, make_encoder
 from ksm_lightning.runs import metric_names
@@ -86,7 +83,7 @@ class Evaluation(Callback):
             pl_module.log(name, value, prog_bar=self.in_progress_bar)
 
 
-class _ReadoutEvaluation(Evaluation):
+class ReadoutEvaluation(Evaluation):
     """Base class of evaluations of readouts, which may be compressed. Checks the number of features before the run.
 
     Args:
@@ -112,62 +109,7 @@ class _ReadoutEvaluation(Evaluation):
             feature_count(pl_module.network, readout, self.count_for(readout))
 
 
-class KernelErrorEvaluation(_ReadoutEvaluation):
-    """Logs ``val/kernel_nrmse`` and ``test/kernel_nrmse``: ``||F - Y Y^T||_F / ||F||_F`` over all pairs of points.
-
-    ``val`` uses the training points, which the network approximates, and ``test`` the test points. During a warm-up, F
-    is the matrix of the warm-up kernel. Several processes share the work.
-
-    Other readouts of the same landmarks are scored in the same pass and logged as ``val/kernel_nrmse_nystroem`` and so
-    on. They show the part of the error that is due to the network's upper bound.
-
-    Args:
-        readouts: Readouts to score: ``neural``, ``nystroem``, ``least_squares``.
-        max_points: Maximum number of points, a random but fixed subset. The cost grows with its square.
-        min_updates_between: Minimum number of training updates between two evaluations; the end is always evaluated.
-        num_features: Number of features of all readouts except ``neural``, at most the number of landmarks. Default:
-            the number of neurons.
-    """
-
-    def __init__(
-        self,
-        readouts: Sequence[Readout] = ("neural", "nystroem"),
-        max_points: int = 10_000,
-        min_updates_between: int = 0,
-        num_features: int | None = None,
-    ) -> None:
-        super().__init__(readouts, num_features, min_updates_between)
-        if not readouts:
-            raise ValueError("`readouts` must name at least one readout, got none.")
-        if max_points < 1:
-            raise ValueError(f"`max_points` must be at least 1, got {max_points}.")
-        self.max_points = max_points
-
-    def count_for(self, readout: Readout) -> int | None:
-        return None if readout == "neural" else self.num_features
-
-    def evaluate(
-        self, trainer: L.Trainer, model: KernelSimilarityMatching, data: KSMDataModule, stage: Stage
-    ) -> dict[str, float]:
-        x = _evaluated_points(model, data, stage, self.max_points)[0]
-        representations = []
-        for readout in self.readouts:
-            if model.is_alone:
-                model.leave_if_stopped()
-            representations.append(model.features(x, readout, data.readout_sample(readout), self.count_for(readout)))
-        tiles = sum(1 for _ in symmetric_tiles(len(x)))
-        with _late_bar(trainer, len(range(trainer.global_rank, tiles, trainer.world_size)), "Kernel error") as bar:
-            metric = KernelNRMSE(
-                model.network.kernel, len(self.readouts), is_replicated=trainer.world_size > 1, progress=bar.update,
-                should_stop=lambda: model.run_state.stop.is_set, sync_on_compute=False,
-            )  # fmt: skip
-            metric.update(x, *representations)
-            errors = metric.compute().reshape(-1).tolist()
-        names = [metric_names.kernel_nrmse(stage, readout) for readout in self.readouts]
-        return dict(zip(names, errors, strict=True))
-
-
-class LinearProbe(_ReadoutEvaluation):
+class LinearProbe(ReadoutEvaluation):
     """Logs ``val/probe_accuracy`` and ``test/probe_accuracy``: softmax regression on y with few labels per class.
 
     The penalty is selected on the validation labels, and ``test/probe_accuracy`` uses the test labels. If the network
@@ -236,7 +178,7 @@ class LinearProbe(_ReadoutEvaluation):
         return scores
 
 
-class KMeansProbe(_ReadoutEvaluation):
+class KMeansProbe(ReadoutEvaluation):
     """Logs ``val/kmeans_accuracy_x`` and ``val/kmeans_accuracy_y``: how well KMeans on x and on y finds the labels.
 
     There is one cluster per label, with the best matching of clusters to labels. Data without labels is skipped. Only
@@ -287,7 +229,7 @@ class KMeansProbe(_ReadoutEvaluation):
     def _scores(
         self, model: KernelSimilarityMatching, data: KSMDataModule, labels: Tensor, stage: Stage
     ) -> dict[str, float]:
-        x, chosen = _evaluated_points(model, data, stage, self.max_points)
+        x, chosen = evaluated_points(model, data, stage, self.max_points)
         classes, numbered = torch.unique(labels[chosen], return_inverse=True)
         y = model.features(x, self.readout, data.readout_sample(self.readout), self.num_features)
         count, check = min(len(classes), len(x)), model.leave_work
@@ -315,17 +257,10 @@ def _scores_of_first(model: KernelSimilarityMatching, compute: Callable[[], dict
     return model.compute_once(until_stopped)
 
 
-def _evaluated_points(
+def evaluated_points(
     model: KernelSimilarityMatching, data: KSMDataModule, stage: Stage, max_points: int
 ) -> tuple[Tensor, Tensor]:
     """A random but fixed subset (samples, m) of the points of a stage, and its indices."""
     points = data.evaluation_points(stage)
     chosen = random_subset(len(points), max_points)
     return points.take(chosen.to(points.device)).to(model.network.W), chosen
-
-
-def _late_bar(trainer: L.Trainer, total: int, description: str) -> "tqdm[Any]":
-    """A progress bar that appears after two seconds, on the first process, if the trainer shows progress bars."""
-    bar = trainer.progress_bar_callback
-    is_shown = trainer.is_global_zero and bar is not None and not bar.is_disabled  # type: ignore[attr-defined]
-    return tqdm(total=total, desc=description, delay=2, leave=False, disable=not is_shown)

@@ -10,7 +10,8 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from ksm_lightning.data.loaders import NUMBERS_AT_ONCE, UPDATES_AT_ONCE, batches_of
+from ksm_lightning.data.loaders import batches_of
+from ksm_lightning.kernels.limits import NUMBERS_AT_ONCE, UPDATES_AT_ONCE
 from ksm_lightning.learning import Observation, Rates, Snapshot
 from ksm_lightning.learning.collectives import checksums
 from ksm_lightning.module import KernelSimilarityMatching
@@ -97,7 +98,6 @@ class DivergenceGuard(Callback):
     ) -> None:
         if not isinstance(pl_module, KernelSimilarityMatching) or self._pending:
             return
-        pl_module.ensure_started(batch)
         self._before, self._first_update = pl_module.learner.snapshot(), trainer.global_step
         if self._good is None:
             self._good = self._before

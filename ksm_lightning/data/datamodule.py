@@ -216,6 +216,7 @@ class KSMDataModule(L.LightningDataModule, ABC):
             next_update=lambda: trainer.global_step,
             last_update=trainer.max_steps if trainer.max_steps >= 0 else None,
             stops=[interval for interval in intervals if interval],
+            ends_at_milestones=bool(trainer.loggers),  # they get the bound and the kernel error there
         )
 
     def val_dataloader(self) -> PointLoader:

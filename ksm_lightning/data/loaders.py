@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.data.points import Points
+from ksm_lightning.kernels.limits import NUMBERS_AT_ONCE, UPDATES_AT_ONCE
 
-UPDATES_AT_ONCE = 200
-"""Largest number of updates in one block."""
-NUMBERS_AT_ONCE = 2**22
-"""Largest number of values in the batches of one block of several updates."""
 # Constants of SplitMix64 (Steele, Lea and Flood, 2014) in two's complement: PyTorch has no uint64 arithmetic.
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 MAX_SLOTS = 2**24  # positions in a global batch
@@ -44,6 +41,14 @@ def _logical_shift(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
+def next_milestone(update: int) -> int:
+    """The first milestone after an update: 1, 2, 4, 8 and so on.
+
+    What is measured there shows the start of a run, where most is learned, as finely as its end.
+    """
+    return 1 << update.bit_length()
+
+
 class UpdateBlock(NamedTuple):
     """The batches of several consecutive updates."""
 
@@ -70,6 +75,7 @@ class UpdateLoader:
             the middle of an epoch.
         last_update: Number of updates in the run; no block goes beyond it. Default: unlimited.
         stops: Blocks end at the multiples of each of these numbers, so that callbacks can act there.
+        ends_at_milestones: Whether blocks also end at milestones, see :func:`next_milestone`.
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class UpdateLoader:
         next_update: Callable[[], int] = lambda: 0,
         last_update: int | None = None,
         stops: Sequence[int] = (),
+        ends_at_milestones: bool = False,
     ) -> None:
         if not 1 <= (rank + 1) * batch_size <= MAX_SLOTS:
             raise ValueError(
@@ -98,6 +105,7 @@ class UpdateLoader:
         self.next_update = next_update
         self.last_update = last_update
         block = max(1, min(UPDATES_AT_ONCE, NUMBERS_AT_ONCE // (batch_size * points.num_features)))
+        self.ends_at_milestones = ends_at_milestones
         self.stops = (block, updates_per_epoch, *stops)
 
     def indices(self, first_update: int, updates: int) -> Tensor:
@@ -114,6 +122,8 @@ class UpdateLoader:
             end = min(end, self.last_update)
         while first_update < end:
             stop = min(end, *((first_update // every + 1) * every for every in self.stops))
+            if self.ends_at_milestones:
+                stop = min(stop, next_milestone(first_update))
             yield first_update, stop - first_update
             first_update = stop
 
@@ -151,6 +161,43 @@ class PointLoader:
             stop = min(start + self.batch_size, self.stop)
             x = self.points.slice(start, stop)
             yield x if self.labels is None else (x, self.labels[start:stop].to(x.device))
+
+
+class FirstBatches:
+    """Points of the first batches of any loader, for a run without a datamodule of this package.
+
+    Points that are not finite are left out: the divergence guard names the update that meets them.
+
+    The global random state stays as it was, so that a loader that shuffles with it begins with the same batches.
+
+    Args:
+        loader: The loader, an iterable of batches.
+        count_for: Returns the number of points to read, given the number of features. A shorter loader is read whole.
+    """
+
+    def __init__(self, loader: Any, count_for: Callable[[int], int]) -> None:
+        parts: list[Tensor] = []
+        with torch.random.fork_rng(devices=[]):
+            for batch in loader:
+                x = inputs_of(batch).cpu()
+                if x.dim() != 2:
+                    raise ValueError(f"A batch must have the shape (batch, features), got {tuple(x.shape)}.")
+                x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+                parts.append(x[x.isfinite().all(1)])
+                if sum(map(len, parts)) >= count_for(x.shape[1]):
+                    break
+        if not any(map(len, parts)):
+            raise ValueError("The training loader has no batches of finite points, so there is nothing to learn from.")
+        self.points = torch.cat(parts)  # (samples, m)
+
+    @property
+    def in_features(self) -> int:
+        """Number of features of a point."""
+        return self.points.shape[1]
+
+    def random_points(self, count: int, generator: torch.Generator) -> Tensor:
+        """Up to ``count`` of the points (samples, m); ``generator`` is on the CPU."""
+        return self.points[torch.randperm(len(self.points), generator=generator)[:count]]
 
 
 def batches_of(batch: Any) -> Tensor:

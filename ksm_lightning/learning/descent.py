@@ -16,9 +16,7 @@ from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, full_precision
 from ksm_lightning.learning.exact_tight import add_jitter, leading_directions
-
-# The descent ends when an iteration adds less than this fraction to what all of them have gained.
-_PROGRESS = 1e-3
+from ksm_lightning.network.initialisation import PROGRESS
 
 
 @torch.no_grad()
@@ -68,7 +66,7 @@ def minimise_bound(
         before, last = last, lowest
         if progress is not None:
             progress(1)
-        if not before - last > _PROGRESS * (first - last):
+        if not before - last > PROGRESS * (first - last):
             raise StopIteration
 
     start = W.double().flatten().cpu().numpy() / unit

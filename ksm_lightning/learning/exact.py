@@ -1,4 +1,4 @@
-"""The exact inner solution: L in closed form, the bound J(W, q), and its full-batch minimiser.
+"""The exact inner solution: the common scale and L in closed form, the bound J(W, q), and its full-batch minimiser.
 
 For fixed W and q let ``B = <b b^T>`` be the second moment of the drive ``b = q * f(x, W)``. Minimised over the
 responses, the energy is ``gain - 1/2 tr((L + ridge I)^-1 B) - 1/4 |L|^2``, which is concave in L. Its maximum has the
@@ -17,7 +17,7 @@ from torch import Tensor
 from ksm_lightning.kernels import Kernel, full_precision
 from ksm_lightning.learning import exact_tight
 from ksm_lightning.learning.moments import SimilarityMoment, similarity_moment
-from ksm_lightning.learning.spectrum import Spectrum, leading_spectrum
+from ksm_lightning.learning.spectrum import Spectrum, leading_spectrum, moment_eigenvalues
 from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS
 from ksm_lightning.network.pivots import pivoted_cholesky
@@ -27,7 +27,7 @@ def lateral_eigenvalues(beta: Tensor, ridge: float) -> Tensor:
     """The ``l >= 0`` with ``l (l + ridge)^2 = beta``, for each entry; negative rounding errors count as 0.
 
     Newton's method from ``beta^(1/3)``, an upper bound. The cubic is convex there, so every step decreases and none
-    passes the root.
+    passes the root; eight of them reach it to the last digit for any beta and ridge.
 
     Example:
         >>> lateral_eigenvalues(torch.tensor([8.0, 12.0, 0.0], dtype=torch.float64), ridge=0.0)[0]
@@ -35,7 +35,7 @@ def lateral_eigenvalues(beta: Tensor, ridge: float) -> Tensor:
     """
     beta = beta.double().clamp(min=0)
     root = beta ** (1 / 3)
-    for _ in range(50):
+    for _ in range(8):
         shifted = root + ridge
         slope = shifted * (shifted + 2 * root)
         step = (root * shifted * shifted - beta) / torch.where(slope > 0, slope, 1.0)
@@ -55,22 +55,30 @@ def solve_inner(B: Tensor, self_similarity: Tensor, q: Tensor, ridge: float) -> 
     beta, vectors = torch.linalg.eigh(B.double())
     l = lateral_eigenvalues(beta, ridge)  # noqa: E741
     gain = 0.5 * (q.double().square() * self_similarity.double()).sum()
-    return Inner((vectors * l) @ vectors.mT, gain - (0.5 * l * (l + ridge) + 0.25 * l * l).sum())
+    return Inner((vectors * l) @ vectors.mT, bound_from(gain, l, ridge))
 
 
-def optimal_scale(G: Tensor, self_similarity: Tensor) -> Tensor:
-    """The common gain ``c`` that minimises ``J(W, c)`` without a ridge: ``c^(2/3) = tr(G^(2/3)) / sum_i f(w_i, w_i)``.
+def bound_from(gain: Tensor, l: Tensor, ridge: float) -> Tensor:  # noqa: E741
+    """J from ``1/2 sum_i q_i^2 f(w_i, w_i)`` and the eigenvalues of the exact L (n,)."""
+    return gain - (0.5 * l * (l + ridge) + 0.25 * l * l).sum()
 
-    ``G = <k k^T>`` (n, n) is measured at gain 1. At other gains it is ``<b b^T>``, ``self_similarity`` (n,) includes
-    their squares, and c multiplies them.
+
+def optimal_scale(eigenvalues: Tensor, self_similarity: Tensor, ridge: float) -> Tensor:
+    """The common gain ``c`` that minimises ``J(W, c q)``, from the eigenvalues beta of B and all ``q_i^2 f(w_i, w_i)``.
+
+    With the exact L for every c, the minimum is where ``c^2 sum_i q_i^2 f(w_i, w_i) = sum l (l + ridge)``, with
+    ``l (l + ridge)^2 = c^2 beta``. J is convex in ``c^2``, so there is one. Without a ridge it is
+    ``c^(2/3) = sum beta^(2/3) / sum_i q_i^2 f(w_i, w_i)``; Newton's method for log c goes down from there. Where no
+    response at all is best, c is 1.
     """
-    return scale_of(torch.linalg.eigvalsh(G.double()).clamp_(min=0), self_similarity)
-
-
-def scale_of(eigenvalues: Tensor, self_similarity: Tensor) -> Tensor:
-    """:func:`optimal_scale` from the eigenvalues (n,) of G."""
-    ratio: Tensor = (eigenvalues ** (2 / 3)).sum() / self_similarity.double().sum()
-    return ratio**1.5
+    beta, own = eigenvalues.double().clamp(min=0), self_similarity.double().sum()
+    c = ((beta ** (2 / 3)).sum() / own) ** 1.5
+    for _ in range(12):
+        l = lateral_eigenvalues(c * c * beta, ridge)  # noqa: E741
+        total = l * (l + ridge)
+        slope = (total * 2 * l / (3 * l + ridge)).sum() / total.sum()  # minus that of log(total.sum() / c^2) in log c
+        c = c * (total.sum() / (c * c * own)) ** (1 / slope)
+    return torch.where(beta.sum() > ridge * own, c, 1.0)
 
 
 @torch.no_grad()
@@ -129,7 +137,8 @@ def minimise_bound(
 def _descend(kernel: Kernel, x: Tensor, W: Tensor, ridge: float, max_iterations: int) -> Minimum:
     """L-BFGS from one start, in float64."""
     q = torch.ones(len(W), dtype=torch.float64, device=W.device)
-    set_scale(kernel, W, q, optimal_scale(similarity_moment(kernel, [x], W).of_drive(q), kernel.diag(W)))
+    beta = torch.linalg.eigvalsh(similarity_moment(kernel, [x], W).of_drive(q))
+    set_scale(kernel, W, q, optimal_scale(beta, kernel.diag(W), ridge))
     parameters = [W.requires_grad_(), q.requires_grad_()]
     optimizer = torch.optim.LBFGS(
         parameters, max_iter=max_iterations, history_size=30, line_search_fn="strong_wolfe",
@@ -154,56 +163,53 @@ def _descend(kernel: Kernel, x: Tensor, W: Tensor, ridge: float, max_iterations:
 
 
 @torch.no_grad()
-def balance(network: KSMNetwork, x: Tensor, shrinkage: float = 0.0) -> None:
-    """Set the best common scale of W (or q) and the exact L for a sample; for a tight network the exact Q and L.
+def consolidate(network: KSMNetwork, moment: SimilarityMoment, shrinkage: float = 0.0) -> float:
+    """Set the best common scale of W (or q) and the exact L for some inputs; returns the bound J.
 
-    With more than 2,048 neurons, L is exact in the leading 1,024 directions and a multiple of I in the others, because
-    an eigen-decomposition of the whole matrix would take longer than the rest of the start.
+    For a tight network it sets the exact Q and L.
 
     Args:
         network: The network, changed in place.
-        x: A sample of the data (samples, m).
-        shrinkage: How far, from 0 to 1, the sample's second moment is moved towards a multiple of I. Directions that a
-            small sample does not show then count as ordinary ones; otherwise the next batch gets ``1 / ridge`` there.
+        moment: The second moment of the inputs' similarities to the network's landmarks.
+        shrinkage: How far, from 0 to 1, the moment is moved towards a multiple of I. Directions that a small sample
+            does not show then count as ordinary ones; otherwise the next batch gets ``1 / ridge`` there.
     """
-    kernel = network.kernel
-    if network.num_neurons > MANY_LANDMARKS and not isinstance(network, TightNetwork):
-        _balance_many(network, x, shrinkage)
-        return
-    moment = similarity_moment(kernel, [x], network.W)
     if isinstance(network, TightNetwork):
-        exact_tight.settle(network, moment, shrinkage)
-        return
-    B = moment.of_drive(network.q)
-    mean = B.diagonal().mean()
-    if not mean > 0:
-        return  # no neuron responds, and any L is as good as another
-    B = (1 - shrinkage) * B
-    B.diagonal().add_(shrinkage * mean)
-    c = optimal_scale(B, network.q.double().square() * kernel.diag(network.W))
-    set_scale(kernel, network.W, network.q, c)
-    network.L.copy_(solve_inner(c * c * B, kernel.diag(network.W), network.q, network.ridge).L)
-
-
-def _balance_many(network: KSMNetwork, x: Tensor, shrinkage: float) -> None:
-    """:func:`balance` for many neurons: the eigenvalues of B beyond the first 1,024 count as equal."""
-    kernel, ridge = network.kernel, network.ridge
-    found = leading_spectrum(kernel, x, network.W, network.q).shrunk(shrinkage)
-    if not found.values[-1] > 0:
-        return
-    eigenvalues = torch.cat([found.values, found.rest.expand(found.num_equal)])
-    c = scale_of(eigenvalues, network.q.double().square() * kernel.diag(network.W))
-    set_scale(kernel, network.W, network.q, c)
-    values, rest = (lateral_eigenvalues(c * c * beta, ridge) for beta in (found.values, found.rest))
-    network.L.copy_(Spectrum(values, found.vectors, rest).dense())
+        return exact_tight.settle(network, moment, shrinkage)
+    return _settle(network, Spectrum.of(moment.of_drive(network.q)).shrunk(shrinkage))
 
 
 @torch.no_grad()
-def consolidate(network: KSMNetwork, moment: SimilarityMoment) -> float:
-    """Set the exact L for the network's W and q (the exact Q and L of a tight network); returns the bound J."""
+def bound_on(network: KSMNetwork, x: Tensor) -> Tensor:
+    """The bound J of a network's W and q for a sample (samples, m): its energy with the exact L (and Q)."""
+    k = network.kernel(x, network.W).double()
     if isinstance(network, TightNetwork):
-        return exact_tight.settle(network, moment)
-    B = moment.of_drive(network.q)
-    inner = solve_inner(B, network.kernel.diag(network.W), network.q, network.ridge)
-    network.L.copy_(inner.L)
-    return float(inner.bound)
+        return exact_tight.bound_of(network, k)
+    gain = 0.5 * (network.q.double().square() * network.kernel.diag(network.W)).sum()
+    return bound_from(gain, lateral_eigenvalues(moment_eigenvalues(network.q * k), network.ridge), network.ridge)
+
+
+@torch.no_grad()
+def balance(network: KSMNetwork, x: Tensor, shrinkage: float = 0.0) -> None:
+    """:func:`consolidate` for a sample (samples, m).
+
+    With more than 2,048 neurons, L is exact in the leading 1,024 directions and a multiple of I in the others, because
+    an eigen-decomposition of the whole matrix would take longer than the rest of the start.
+    """
+    if network.num_neurons > MANY_LANDMARKS and not isinstance(network, TightNetwork):
+        _settle(network, leading_spectrum(network.kernel, x, network.W, network.q).shrunk(shrinkage))
+    else:
+        consolidate(network, similarity_moment(network.kernel, [x], network.W), shrinkage)
+
+
+def _settle(network: KSMNetwork, B: Spectrum) -> float:
+    """Set the best common scale and the exact L for ``B = <b b^T>``; returns the bound J."""
+    kernel, ridge = network.kernel, network.ridge
+    own = network.q.double().square() * kernel.diag(network.W)
+    if not B.values[-1] > 0:
+        return 0.5 * float(own.sum())  # no neuron responds, and any L is as good as another
+    c = optimal_scale(B.eigenvalues, own, ridge)
+    set_scale(kernel, network.W, network.q, c)
+    L = B.map(lambda beta: lateral_eigenvalues(c * c * beta, ridge))
+    network.L.copy_(L.dense())
+    return float(bound_from(0.5 * c * c * own.sum(), L.eigenvalues, ridge))

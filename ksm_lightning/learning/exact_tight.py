@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ksm_lightning.kernels import robust_cholesky
 from ksm_lightning.learning.moments import SimilarityMoment
+from ksm_lightning.learning.spectrum import moment_eigenvalues
 from ksm_lightning.network import TightNetwork
 
 # Added to the diagonal of K, relative to f(w, w): landmarks closer than this are not told apart. Responses amplify
@@ -77,3 +78,12 @@ def settle(network: TightNetwork, moment: SimilarityMoment, shrinkage: float = 0
     network.Q.copy_(inner.Q)
     network.L.copy_(inner.L)
     return float(inner.bound)
+
+
+@torch.no_grad()
+def bound_of(network: TightNetwork, k: Tensor) -> Tensor:
+    """The bound J(W) for the similarities (samples, p), float64, of a sample to a network's landmarks."""
+    W = network.W.detach().double()
+    factor = robust_cholesky(add_jitter(network.kernel(W, W), network.W.dtype))
+    mu = moment_eigenvalues(torch.linalg.solve_triangular(factor, k.mT, upper=False).mT)[-network.num_neurons :]
+    return -0.25 * (mu - network.ridge).clamp(min=0).square().sum()

@@ -46,8 +46,8 @@ class HyperParameters:
         updates: Number of updates of the adaptive schedule. Default: 5000, or 1000 with the tight bound.
         phases: Phases of constant rates instead of the adaptive schedule: a list, or ``paper_half_moons``,
             ``paper_mnist`` or ``released_mnist``.
-        consolidate: Whether a finished run ends with the exact L for all data. Default: true with the adaptive
-            schedule, false with phases.
+        consolidate: Whether a finished run ends with the best common scale of W (or q) and the exact L for all data.
+            Default: true with the adaptive schedule, false with phases.
         inverse: How responses are computed in training: ``exact`` factorises L for every batch, ``tracked`` updates
             the inverse by low-rank corrections, ``auto`` chooses the faster one.
         acceleration: How updates run. ``auto`` uses machine code for small networks on the CPU where numba is

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ksm_lightning.learning.acceleration import Acceleration
 from ksm_lightning.learning.collectives import Collectives, SingleProcess
-from ksm_lightning.learning.exact import balance, consolidate
+from ksm_lightning.learning.exact import balance, bound_on, consolidate
 from ksm_lightning.learning.moments import SimilarityMoment, similarity_moment
 from ksm_lightning.learning.observation import Observation
 from ksm_lightning.learning.relocation import relocate
@@ -140,7 +140,7 @@ class Learner:
                 update = numbers[index]
                 self.set_kernel_for(update)
                 if sample is not None and self.schedule.relocates_before(update):
-                    self.move_idle_landmarks(sample(update, batches[index]))
+                    self.move_idle_landmarks(sample(update, batches[index]), collectives=self.collectives)
                 together = numbers[index : index + self._updates.most_at_once]
                 count = self._undisturbed(together, None if self._updates.is_native else observe, sample is not None)
                 for observed in self._updates.run(index, count, observe):
@@ -173,11 +173,13 @@ class Learner:
         return moved
 
     def _relocate(self, x: Tensor, **options: Any) -> int:
-        return relocate(self.network, x, collectives=self.collectives, **options)
+        return relocate(self.network, x, **options)
 
     @torch.no_grad()
     def finish(self, blocks: Iterable[Tensor]) -> float:
-        """Set L (and Q) to the exact value for W (and q) and all data; returns the bound J.
+        """Set the best common scale of W (or q) and the exact L for all data; returns the bound J.
+
+        A tight network gets the exact Q and L.
 
         Args:
             blocks: All inputs, or this process's share of them, one block (samples, m) at a time.
@@ -191,6 +193,10 @@ class Learner:
         bound = consolidate(self.network, SimilarityMoment(summed[:-1].view_as(total), summed[-1]))
         self.invalidate()
         return bound
+
+    def bound_on(self, x: Tensor) -> float:
+        """The bound J for a sample (samples, m): the energy with the exact L (and Q). NaN if it is not finite."""
+        return math.nan if self.not_finite() else float(bound_on(self.network, x))
 
     # ------------------------------------------------------------------ state
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import scalar
-from ksm_lightning.learning import native_algebra, native_block, native_tight
+from ksm_lightning.learning import native_algebra, native_block, native_tight, rules, tight_rule
 from ksm_lightning.learning.exact_tight import JITTER
 from ksm_lightning.learning.observation import Observation
 from ksm_lightning.learning.rules import GainRule, NaturalRule
@@ -40,8 +40,6 @@ _logger = logging.getLogger(__name__)
 # Beyond this number of landmarks, or of products p batch max(m, n), torch is as fast. Measured on two cores
 # (scripts/benchmark/RESULTS.md, "Machine code or torch"): p = 160 takes 0.7 of torch's time, 256 the same.
 MOST_LANDMARKS, MOST_PRODUCTS = 160, 5_000_000
-# Largest number of updates between two looks at signals.
-MOST_UPDATES = 1000
 # Sums may be reordered and products fused, but NaN and infinity keep their meaning.
 _FAST = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
@@ -241,7 +239,8 @@ def _places() -> Iterator[Path]:
 
 
 def _source_digest() -> str:
-    files = [Path(module.__file__ or "") for module in (scalar, native_algebra, native_block, native_tight)]
+    modules = (scalar, native_algebra, native_block, native_tight, rules, tight_rule)
+    files = [Path(module.__file__ or "") for module in modules]
     sources = [file.read_bytes() for file in (*files, files[1].with_name("native_exponential.py"))]
     return hashlib.sha256(b"".join(sources)).hexdigest()[:16]
 

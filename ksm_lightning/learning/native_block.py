@@ -13,9 +13,7 @@ import numpy as np
 
 from ksm_lightning.kernels.scalar import Formula, SelfFormula
 from ksm_lightning.learning.native_algebra import ascend, copy, count, limit_lengths, part, respond, transpose
-
-# As in ksm_lightning.learning.rules: compiled code contains their values.
-_GAIN_FLOOR, _RESPONSE_LIMIT = 0.01, 2.0
+from ksm_lightning.learning.rules import GAIN_FLOOR, RESPONSE_LIMIT  # compiled code contains their values
 
 
 def record(k: Any, Y: Any, L: Any, S: Any, ridge: Any, seen_k: Any, seen_y: Any, numbers: Any) -> None:
@@ -128,10 +126,10 @@ def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable
             if is_natural:
                 for s in range(batch):
                     own, _, _ = self_formula(x2[s], params)
-                    longest[s] = max(real(_RESPONSE_LIMIT) * math.sqrt(max(real(own), zero)), tiny)
+                    longest[s] = max(real(RESPONSE_LIMIT) * math.sqrt(max(real(own), zero)), tiny)
                 limit_lengths(Y, longest, work)
             # Steps of W and q, from the mean of y (a x - b w) - q/2 df(w,w)/dw and of y k.
-            floor = real(_GAIN_FLOOR) * sum_gain / real(n)
+            floor = real(GAIN_FLOOR) * sum_gain / real(n)
             feedforward, gradient_W, gradient_q, smallest = 0.0, 0.0, 0.0, math.inf
             for i in range(n):
                 gain_i, drive, along = q[i] if learns_q else one, zero, zero

@@ -25,10 +25,9 @@ from ksm_lightning.learning.native_algebra import (
     solve,
     transpose,
 )
-from ksm_lightning.learning.native_block import _RESPONSE_LIMIT, record
-
-# As in ksm_lightning.learning.tight_rule: compiled code contains their values.
-_MEMORY = 0.99
+from ksm_lightning.learning.native_block import record
+from ksm_lightning.learning.rules import RESPONSE_LIMIT
+from ksm_lightning.learning.tight_rule import MEMORY
 
 
 def observe_landmarks(Q: Any, k: Any, Y: Any, K: Any, gradient: Any, numbers: Any) -> None:
@@ -118,7 +117,7 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
             failed = max(failed, respond(L, ridge, S, Y))
             for s in range(batch):
                 own, _, _ = self_formula(x2[s], params)
-                longest[s] = max(real(_RESPONSE_LIMIT) * math.sqrt(max(real(own), zero)), tiny)
+                longest[s] = max(real(RESPONSE_LIMIT) * math.sqrt(max(real(own), zero)), tiny)
             limit_lengths(Y, longest, work)
             # The Q that is best for the batch.
             correlate_rows(k, Y, share, target)
@@ -149,7 +148,7 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
                 noted += 1
             # Steps of W, Q and L.
             steps += 1
-            unbias = 1 - _MEMORY**steps
+            unbias = 1 - MEMORY**steps
             for j in range(p):
                 own, curved, _ = self_formula(w2[j], params)
                 length = math.sqrt(max(own, tiny) / curved)
@@ -157,7 +156,7 @@ def make_tight_block(fill: Callable[..., None], self_formula: SelfFormula) -> Ca
                 for f in range(m):
                     direction = gradient[j, f] * length
                     total_64 += direction * direction
-                square[j] += (1 - _MEMORY) * (total_64 - square[j])
+                square[j] += (1 - MEMORY) * (total_64 - square[j])
                 norm = math.sqrt(square[j] / unbias)
                 size = real(length * length / max(norm, 2.3e-308) * step_W * root_m)
                 now, scale = zero, real(1)

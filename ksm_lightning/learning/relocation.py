@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.kernels.limits import NOTICEABLE, POINTS_PER_LANDMARK, ROUNDING, TILE
+from ksm_lightning.kernels.limits import EXACT_UP_TO, NOTICEABLE, POINTS_PER_LANDMARK, ROUNDING, TILE
 from ksm_lightning.learning.collectives import Collectives
 from ksm_lightning.network import KSMNetwork, TightNetwork
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS
@@ -16,8 +16,6 @@ from ksm_lightning.network.pivots import residuals, weighted_draw
 # A landmark moves if the new position explains more than the old one by this many times the landmarks per point, plus
 # 1 % of a neuron's fair share of the whole. Both keep landmarks of equal worth from swapping positions.
 _ADVANTAGE = 10
-# Number of points that landmarks are compared on and move to, or twice as many as landmarks.
-_SEARCHED = 2048
 # Rank-one corrections that are kept apart before they are added to the matrices. A move makes two.
 _PENDING = 64
 # Largest error of an updated loss or gain, relative to itself plus the least worthwhile gain. Beyond that error the
@@ -42,7 +40,7 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Mov
     a neuron far from all data, for one of length 0, and for one of two at the same position. Each move is followed by
     rank-one corrections, so that the next one takes it into account.
 
-    Of many points, 2,048 are drawn in proportion to their residual, or two per landmark: among them are the rare ones,
+    Of many points, 2,000 are drawn in proportion to their residual, or two per landmark: among them are the rare ones,
     and the sum over them weights points by their residual, as the kernel error does. With fewer than 10 points per
     landmark only idle landmarks move, which explain almost nothing: the others would fit the points. More than 2,048
     landmarks are not searched, because the matrices (n, n) and (n + samples, samples) would take too long.
@@ -56,7 +54,7 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Mov
     moves: list[Move] = []
     if len(W) > MANY_LANDMARKS or not (W.isfinite().all() and points.isfinite().all() and len(points)):
         return moves  # the divergence guard reports what is not finite
-    count = max(_SEARCHED, 2 * len(W))
+    count = max(EXACT_UP_TO, 2 * len(W))
     order = torch.arange(len(points), device=points.device)
     if len(points) > count:
         order = weighted_draw(residuals(kernel, points, W), count, torch.Generator().manual_seed(0))

@@ -16,8 +16,6 @@ Inverse = Literal["auto", "exact", "tracked"]
 NEURONS_PER_SAMPLE, _LARGEST_STEP = 8, 0.05
 # The tracked inverse is recomputed when its ridge is off by this fraction, or after this number of updates.
 _DRIFT, _OLDEST = 0.15, 64
-# A matrix up to this size is shifted faster by adding another matrix than by changing its diagonal.
-_SMALL = 256
 
 
 class ResponseSolver:
@@ -48,7 +46,6 @@ class ResponseSolver:
         self._buffer: Tensor | None = None
         self._L = network.L  # a module's attributes are slow to look up
         self._shifted = torch.empty(0)
-        self._eye: Tensor | None = None
         self._ridge, self._drift, self._age = 0.0, 0.0, 0
         self._version: int | None = None  # of the L that P belongs to; None: of the weights that are loaded next
 
@@ -59,7 +56,6 @@ class ResponseSolver:
         self._L = L = self.network.L
         if self._shifted.shape != L.shape or self._shifted.device != L.device or self._shifted.dtype != L.dtype:
             self._shifted = torch.empty_like(L, requires_grad=False)
-            self._eye = torch.eye(len(L), dtype=L.dtype, device=L.device) if len(L) <= _SMALL else None
             self.failed = self.failed.to(L.device)
         self._drop_if_outdated()
         if self.P is not None and (self.P is not self._buffer or self.P.device != L.device or self.P.dtype != L.dtype):
@@ -188,8 +184,6 @@ class ResponseSolver:
 
     def _shift(self, ridge: float) -> Tensor:
         """``L + ridge I`` in a buffer of its own."""
-        if self._eye is not None:
-            return torch.add(self._L, self._eye, alpha=ridge, out=self._shifted)
         self._shifted.copy_(self._L)
         self._shifted.diagonal().add_(ridge)
         return self._shifted

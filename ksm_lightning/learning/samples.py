@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_BLOCK = 8192
+from ksm_lightning.kernels.limits import ROWS_AT_ONCE
+
 # Weights that are not whole numbers become counts that add up to at least this number.
 _COUNTS = 100_000
 # Largest ratio of the sum of whole weights to the number of samples, up to which they are counts.
@@ -46,7 +47,7 @@ class Samples:
         return torch.from_numpy(rows if isinstance(rows, np.ndarray) else rows.toarray())
 
 
-def in_blocks(x: Tensor | Samples, size: int = _BLOCK) -> Iterator[Tensor]:
+def in_blocks(x: Tensor | Samples, size: int = ROWS_AT_ONCE) -> Iterator[Tensor]:
     """Blocks (samples, m) of all samples in order, one at a time."""
     for start in range(0, len(x), size):
         yield x[start : start + size]
@@ -91,10 +92,10 @@ def canonical_order(rows: Any) -> np.ndarray:
     multipliers = np.random.RandomState(0).randint(2**62, size=rows.shape[1], dtype=np.int64).astype(np.uint64)
     multipliers = 2 * multipliers + np.uint64(1)
     hashes = np.empty(rows.shape[0], dtype=np.uint64)
-    for start in range(0, rows.shape[0], _BLOCK):
-        block = rows[start : start + _BLOCK]
+    for start in range(0, rows.shape[0], ROWS_AT_ONCE):
+        block = rows[start : start + ROWS_AT_ONCE]
         block = np.ascontiguousarray(block if isinstance(block, np.ndarray) else block.toarray())
         bits = (block + 0.0).view(np.uint64 if block.itemsize == 8 else np.uint32).astype(np.uint64)  # -0 becomes 0
         mixed = (bits ^ (bits >> np.uint64(29))) * multipliers
-        hashes[start : start + _BLOCK] = (mixed ^ (mixed >> np.uint64(32))).sum(1, dtype=np.uint64)
+        hashes[start : start + ROWS_AT_ONCE] = (mixed ^ (mixed >> np.uint64(32))).sum(1, dtype=np.uint64)
     return np.argsort(hashes, kind="stable")

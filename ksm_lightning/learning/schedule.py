@@ -216,14 +216,14 @@ class AdaptiveSchedule(Schedule):
     is_natural = True
     _LARGEST, _STEP_L = 0.1, 0.25  # L's step: min(0.1, 0.25 batch / n)
     _RATIO, _HOLD = 1 / 3, 0.3  # W's and q's part of it; steps are constant for 30 % of the run
-    _SEARCHES, _APART = 3, 20  # number of searches for idle landmarks, and smallest number of updates between two
+    _SEARCHES = 3  # number of searches for idle landmarks
 
     def __init__(self, updates: int = 5000) -> None:
         if updates < 1:
             raise ValueError(f"A run needs at least 1 update, got `updates`={updates}.")
         self.updates = updates
-        searches = min(self._SEARCHES, updates // self._APART)
-        self._relocations = frozenset(round(updates * (index + 0.5) / searches) for index in range(searches))
+        middles = (round(updates * (index + 0.5) / self._SEARCHES) for index in range(self._SEARCHES))
+        self._relocations = frozenset(middles) - {0}
 
     @property
     def total_updates(self) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
+from ksm_lightning.kernels.limits import FIRST_SAMPLES, POINTS_PER_LANDMARK
 from ksm_lightning.learning.exact import balance
 from ksm_lightning.learning.learner import Learner
 from ksm_lightning.learning.reservoir import Reservoir
@@ -20,13 +21,9 @@ from ksm_lightning.network.readout_matrices import limit_readout
 
 # Number of updates of the paper's bound on the remembered samples when the network is restarted.
 _REHEARSAL = 200
-# Fewest samples of an update with the tight bound.
-_COLLECTED = 256
 # Landmarks, scale and L are revised whenever the stream has grown by this factor. This is often enough to learn classes
 # that appear late, and to keep those that have disappeared.
 _GROWTH = 1.2
-# A network from `fit` is restarted, too, when its samples have doubled, up to this number of samples per neuron.
-_FEW = 4
 
 
 def check_half_life(half_life: float | None, num_landmarks: int) -> None:
@@ -113,7 +110,7 @@ class Stream:
         """
         sizes = {"num_neurons": network.num_neurons, "num_landmarks": network.num_landmarks}
         stream = cls(network.kernel, bound=network.bound, **(sizes | options))
-        stream._restarts_until = _FEW * stream.num_landmarks
+        stream._restarts_until = POINTS_PER_LANDMARK * stream.num_landmarks
         stream.seen, stream.updates = len(x), updates
         stream.reservoir.add(x)
         if network.num_landmarks == stream.num_landmarks:
@@ -217,7 +214,7 @@ class Stream:
             learner.learn(batches, first, every=size)
             self.updates += len(batches)
             return
-        need = max(_COLLECTED, self.num_landmarks)
+        need = max(FIRST_SAMPLES, self.num_landmarks)
         while len(batches):
             waiting = sum(map(len, self._collected))
             count = min(len(batches), -(-(need - waiting) // size))

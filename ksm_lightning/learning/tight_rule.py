@@ -25,7 +25,7 @@ from ksm_lightning.learning.rules import (
 from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 
 # W's step averages the squared length of its direction over the last updates, with this part of the past.
-_MEMORY = 0.99
+MEMORY = 0.99
 
 
 class LandmarkTerms(NamedTuple):
@@ -162,8 +162,8 @@ class TightRule:
         length = (value.clamp(min=torch.finfo(W.dtype).tiny) / terms.curvature).sqrt()  # |dw| of a step |dphi| = |phi|
         direction = seen.gradient_W * length[:, None]
         square, steps = self.lengths(W)
-        square.lerp_(direction.double().square().sum(1), 1 - _MEMORY)
-        norm = (square / (1 - _MEMORY ** (steps + 1))).sqrt_().clamp_(min=torch.finfo(torch.float64).tiny)
+        square.lerp_(direction.double().square().sum(1), 1 - MEMORY)
+        norm = (square / (1 - MEMORY ** (steps + 1))).sqrt_().clamp_(min=torch.finfo(torch.float64).tiny)
         before = torch.linalg.vector_norm(W, dim=1)
         W.addcmul_(direction, ((length / norm).to(W.dtype) * (step * W.shape[1] ** -0.25))[:, None], value=-1)
         if seen.own.keeps_lengths:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, random_subset
+from ksm_lightning.kernels.limits import NUMBERS_AT_ONCE, POINTS_PER_LANDMARK, UPDATES_AT_ONCE
 from ksm_lightning.learning.acceleration import Acceleration
 from ksm_lightning.learning.descent import minimise_bound
 from ksm_lightning.learning.exact import balance
@@ -16,21 +17,14 @@ from ksm_lightning.learning.schedule import Schedule, make_schedule
 from ksm_lightning.learning.units import candidate_count, natural_ridge, sample_size
 from ksm_lightning.network import NETWORKS, PAPER_RIDGE, Bound, DataInit, Initialiser, KSMNetwork, check_bound
 from ksm_lightning.network.initialisation import lloyd
+from ksm_lightning.network.readout import READOUT_SAMPLE
 
-# Number of batches in a block.
-_BLOCK = 50
 BATCH_SIZES: dict[Bound, int] = {"paper": 64, "tight": 1024}
 """Default number of points per update: the tight bound needs large batches for W."""
-# Number of samples that determine the network if there is a landmark for every different one.
-_MOST_OF_FEW = 100_000
 # Lloyd iterations of a start at data points with natural steps.
 _REFINEMENT = 10
-# Number of points on which the tight bound is minimised.
-_DESCENT_SAMPLE = 4096
 DESCENT_ITERATIONS = 25
 """Default number of iterations of this minimisation, after which features gain little."""
-# With fewer points of that sample per feature than this, landmarks would fit the points instead of new ones.
-_FEW = 12
 
 
 def start_at(points: Tensor, kernel: Kernel, is_natural: bool) -> DataInit:
@@ -66,7 +60,8 @@ def train(
         ridge: The paper's lambda. Default: 0.001, or :func:`~ksm_lightning.learning.units.natural_ridge` with natural
             steps.
         init: Start of W. Default: at data points, see :class:`~ksm_lightning.network.DataInit`.
-        consolidate_at_end: Whether to end with the exact L for all data. Default: only with natural steps.
+        consolidate_at_end: Whether to end with the best common scale and the exact L for all data. Default: only with
+            natural steps.
         seed: Seed of the start, the batches and the samples.
         progress: Called with the number of updates since the last call.
     """
@@ -87,8 +82,8 @@ def train(
                 progress(1)
             yield x[torch.randint(len(x), (batch,), generator=generator).to(x.device)]
 
-    made = 0
-    for block in _in_blocks(batches()):
+    made, most = 0, max(1, min(UPDATES_AT_ONCE, NUMBERS_AT_ONCE // (batch * x.shape[1])))
+    for block in _in_blocks(batches(), most):
         made += learner.learn(block, made, sample=lambda *_: _draw(x, sample_size(network.num_landmarks), generator))
     if schedule.is_natural if consolidate_at_end is None else consolidate_at_end:
         learner.finish(in_blocks(x))
@@ -110,8 +105,8 @@ def fit_network(
     """Fit a network to points in memory, for an estimator that need not learn online.
 
     If there is a landmark for every different sample, nothing is learned, see :func:`network_at`. The tight bound is
-    minimised on a sample of 4,096 points, by up to ``updates`` iterations of
-    :func:`~ksm_lightning.learning.descent.minimise_bound` after the start that every run has, if that is at least 12
+    minimised on a sample of 5,000 points, by up to ``updates`` iterations of
+    :func:`~ksm_lightning.learning.descent.minimise_bound` after the start that every run has, if that is at least 10
     points per neuron. With fewer samples than that, landmarks are KMeans centres. Those of a kernel that is not
     differentiable stay at samples. The paper's bound learns by :func:`train` with the adaptive schedule.
 
@@ -120,21 +115,21 @@ def fit_network(
     generator, p = torch.Generator().manual_seed(seed), num_landmarks or num_neurons
     different = _few_different(x, p)
     if different is not None:
-        return network_at(kernel, different, x[random_subset(len(x), _MOST_OF_FEW)], num_neurons, bound)
+        return network_at(kernel, different, x[random_subset(len(x), candidate_count(p))], num_neurons, bound)
     if bound == "paper" and kernel.is_differentiable:
         return train(
             kernel, x, num_neurons, make_schedule(None, updates), batch_size=batch_size, seed=seed, progress=progress
         )
-    candidates, is_few = _candidates(x, p, generator), len(x) < _FEW * num_neurons
+    candidates, is_few = _candidates(x, p, generator), len(x) < POINTS_PER_LANDMARK * num_neurons
     init: Initialiser | None = None
     if is_few and kernel.is_differentiable:  # KMeans from random samples: pivots prefer samples unlike any new one
         init = lambda *_: lloyd(kernel, candidates, candidates[:p], iterations=100)  # noqa: E731
     network = _new_network(kernel, candidates, num_neurons, num_landmarks, bound, True, None, init, generator)
     learner = Learner(network, make_schedule(None, 1, bound), chooses_ridge=True, acceleration="none")
     learner.start(candidates)
-    if kernel.is_differentiable and min(len(x), _DESCENT_SAMPLE) >= _FEW * num_neurons:
+    if kernel.is_differentiable and min(len(x), READOUT_SAMPLE) >= POINTS_PER_LANDMARK * num_neurons:
         W = minimise_bound(
-            kernel, candidates[:_DESCENT_SAMPLE], network.W.detach(), num_neurons, network.ridge, updates, progress
+            kernel, candidates[:READOUT_SAMPLE], network.W.detach(), num_neurons, network.ridge, updates, progress
         )
         network.W.data.copy_(W)
     learner.finish(in_blocks(x))
@@ -198,11 +193,11 @@ def network_at(kernel: Kernel, points: Tensor, x: Tensor, num_neurons: int, boun
     return network
 
 
-def _in_blocks(batches: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Batches (batch, m) as blocks (updates, batch, m)."""
+def _in_blocks(batches: Iterable[Tensor], updates: int) -> Iterator[Tensor]:
+    """Batches (batch, m) as blocks (updates, batch, m) of up to this number of updates."""
     waiting: list[Tensor] = []
     for batch in batches:
-        if len(waiting) == _BLOCK:
+        if len(waiting) == updates:
             yield torch.stack(waiting)
             waiting = []
         waiting.append(batch)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, RadialKernel
+from ksm_lightning.kernels.limits import BYTES_AT_ONCE
 from ksm_lightning.network import Bound
 
 # The ridge of the adaptive schedule as a fraction of one neuron's share of the similarity, <f(x, x)> / n. The error of
@@ -98,12 +99,12 @@ def sample_size(num_landmarks: int) -> int:
     return max(1000, 2 * num_landmarks)
 
 
-_CANDIDATES, _NUMBERS = 20_000, 2**27  # at most 0.5 GB of float32
+CANDIDATES = 20_000  # or as many as fill 0.5 GB in float32
 
 
 def candidate_count(num_landmarks: int, in_features: int = 1) -> int:
     """Number of points that a start uses: landmarks are chosen from them, and scale, gains and L fitted to them."""
-    return max(4 * num_landmarks, min(_CANDIDATES, _NUMBERS // in_features))
+    return max(4 * num_landmarks, min(CANDIDATES, BYTES_AT_ONCE // (4 * in_features)))
 
 
 def tight_batch(num_landmarks: int) -> int:

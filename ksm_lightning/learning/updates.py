@@ -9,19 +9,16 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import full_precision
+from ksm_lightning.kernels.limits import BYTES_AT_ONCE
 from ksm_lightning.learning.acceleration import Acceleration, Accelerator, Batch, StepSizes
 from ksm_lightning.learning.collectives import Collectives
-from ksm_lightning.learning.native import MOST_UPDATES, NativeUpdates
+from ksm_lightning.learning.native import MOST_LANDMARKS, NativeUpdates
 from ksm_lightning.learning.observation import Observation
 from ksm_lightning.learning.responses import ResponseSolver
 from ksm_lightning.learning.rules import Responses
 from ksm_lightning.learning.schedule import Rates, Schedule
 from ksm_lightning.network import KSMNetwork
 
-# Up to this number of neurons, starting threads takes longer than a factorisation on one thread.
-_FOR_ONE_THREAD = 128
-# Largest number of similarities and responses that machine code may note at once, 64 MB of float32.
-_MOST_SHOWN = 2**24
 # Largest number of recorded updates between two looks at signals.
 _RECORDED = 64
 
@@ -96,7 +93,9 @@ class Updates:
         self.rule.prepare(self._gains)
         self._batches = []
         threads = torch.get_num_threads()
-        is_small = self._L.device.type == "cpu" and threads > 1 and len(self._W) <= _FOR_ONE_THREAD
+        is_small = (
+            self._L.device.type == "cpu" and threads > 1 and len(self._W) <= MOST_LANDMARKS
+        )  # starting threads takes longer
         if is_small and not self.is_native:
             torch.set_num_threads(1)
         try:
@@ -117,7 +116,7 @@ class Updates:
         """Largest number of updates that :meth:`run` should be given, so that signals are seen in between."""
         if self.is_native:
             numbers = self._block.shape[1] * (len(self._W) + len(self._L))  # that an observed update shows
-            return max(1, min(MOST_UPDATES, _MOST_SHOWN // numbers))
+            return max(1, BYTES_AT_ONCE // (8 * numbers))
         return 1 if self._accelerator.most_at_once == 1 else _RECORDED
 
     def run(self, index: int, count: int, observe: Callable[[int], bool] | None = None) -> list[Observed]:

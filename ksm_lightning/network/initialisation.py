@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, full_precision
+from ksm_lightning.kernels.limits import TILE
 from ksm_lightning.network.pivots import pivoted_cholesky
 
-# Points whose similarities are computed at once in an iteration of Lloyd's method.
-_BLOCK = 2048
-# Lloyd's method ends when an iteration lowers the energy by less than this fraction.
-_PROGRESS = 1e-3
+PROGRESS = 1e-3
+"""Least relative gain of an iteration of Lloyd's method, or of the descent of landmarks, before it ends."""
 
 
 class Initialiser(Protocol):
@@ -110,7 +109,7 @@ def lloyd(kernel: Kernel, points: Tensor, W: Tensor, iterations: int = 20) -> Te
                 W = torch.where(is_worse[:, None], before, W)
                 is_final |= is_worse
             last, energy = energy, float(total + costs.double().sum())
-            if iteration == iterations or not energy < (1 - _PROGRESS) * last:
+            if iteration == iterations or not energy < (1 - PROGRESS) * last:
                 break
             before, nearest = W, assignment
             signed = x * torch.where((x * W[nearest]).sum(1) < 0, -1.0, 1.0)[:, None] if is_mirrored else x
@@ -124,7 +123,7 @@ def _assign(kernel: Kernel, x: Tensor, W: Tensor, before: Tensor) -> tuple[Tenso
     """The least cost of each point, its cost at the landmark ``before``, and the landmark with the least cost."""
     own = W.square().sum(1) if kernel.is_radial else kernel.diag(W)
     parts = []
-    for block, index in zip(torch.split(x, _BLOCK), torch.split(before, _BLOCK), strict=True):
+    for block, index in zip(torch.split(x, TILE), torch.split(before, TILE), strict=True):
         if kernel.is_radial:
             costs = torch.addmm(own, block, W.mT, alpha=-2)  # (block, n)
         elif kernel.is_homogeneous:

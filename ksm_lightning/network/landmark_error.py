@@ -4,11 +4,9 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, robust_cholesky
+from ksm_lightning.kernels.limits import BYTES_AT_ONCE, EXACT_UP_TO, ROUNDING, TILE
 
-# Added to the diagonal of K, whose entries are 1: directions below it are rounding errors.
-_JITTER = 1e-10
-_MOST_NUMBERS = 2**26  # in the sample, 0.5 GB
-MANY_LANDMARKS = 2048
+MANY_LANDMARKS = EXACT_UP_TO
 """Beyond this number, what takes n^3 operations at the start of a run is replaced by something cheaper."""
 
 
@@ -33,7 +31,7 @@ class LandmarkError:
     @torch.no_grad()
     def __init__(self, kernel: Kernel, x: Tensor) -> None:
         self.kernel = kernel
-        self.x = x[: max(1000, _MOST_NUMBERS // x.shape[1])].double()
+        self.x = x[: max(TILE, BYTES_AT_ONCE // (8 * x.shape[1]))].double()
         self._F: Tensor = kernel(self.x, self.x)
         self._total = self._F.square().sum()
 
@@ -51,7 +49,7 @@ class LandmarkError:
             return torch.inf
         length = K.diagonal().clamp(min=torch.finfo(K.dtype).tiny).rsqrt()  # a landmark's own length does not matter
         K = (K * length).mul_(length[:, None])  # in place: at p = 10,000 it is 0.8 GB
-        K.diagonal().add_(_JITTER)
+        K.diagonal().add_(ROUNDING)
         factor = robust_cholesky(K)
         k = self.kernel(self.x, W) * length  # (samples, p)
         Y = torch.linalg.solve_triangular(factor, k.mT, upper=False).mT

@@ -4,11 +4,8 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, robust_cholesky
+from ksm_lightning.kernels.limits import ROUNDING, ROWS_AT_ONCE
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS
-
-# Residuals below this fraction of the largest f(x, x) are rounding errors.
-_ROUNDING = 1e-10
-_BLOCK = 8192
 
 
 @torch.no_grad()
@@ -19,7 +16,7 @@ def pivoted_cholesky(kernel: Kernel, x: Tensor, count: int, generator: torch.Gen
     ``f(x,x) - |g(x)|^2``, where g is its row of the partial Cholesky factor, and each pivot adds a column. A group of
     similar points is drawn in proportion to its size until one of them explains the others; a rare point keeps its
     residual. Candidates are drawn in blocks, and each is accepted with probability (residual now) / (residual when
-    drawn), which gives the same distribution with matrix products (Epperly, Tropp and Webber, 2024). Beyond 2,048
+    drawn), which gives the same distribution with matrix products (Epperly, Tropp and Webber, 2024). Beyond 2,000
     pivots the rest are drawn at once. When all residuals vanish, the other points are drawn uniformly.
 
     Args:
@@ -37,7 +34,7 @@ def pivoted_cholesky(kernel: Kernel, x: Tensor, count: int, generator: torch.Gen
     """
     x = x.double()
     residual = kernel.diag(x)
-    smallest = _ROUNDING * residual.max()
+    smallest = ROUNDING * residual.max()
     columns = min(count, MANY_LANDMARKS)
     factor = x.new_zeros(len(x), columns)
     together = max(8, min(64, columns // 8))
@@ -102,9 +99,9 @@ def residuals(kernel: Kernel, x: Tensor, W: Tensor) -> Tensor:
     """
     W = W.double()
     K = kernel(W, W)
-    K.diagonal().add_(_ROUNDING * K.diagonal().mean())
+    K.diagonal().add_(ROUNDING * K.diagonal().mean())
     lower, parts = robust_cholesky(K), []
-    for part in torch.split(x.double(), _BLOCK):
+    for part in torch.split(x.double(), ROWS_AT_ONCE):
         explained = torch.linalg.solve_triangular(lower, kernel(W, part), upper=False).square().sum(0)
         parts.append((kernel.diag(part) - explained).clamp_(min=0))
     return torch.cat(parts)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ksm_lightning.kernels.limits import ROWS_AT_ONCE
+
 Scaling = Literal["none", "global", "feature"]
-ROWS_AT_ONCE = 65_536
-"""Rows of an array that are converted to floating point at once; limits the memory for large files."""
 
 
 class Frozen(nn.Module):

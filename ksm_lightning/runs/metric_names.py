@@ -13,7 +13,7 @@ from ksm_lightning.learning import Observation
 Stage = Literal["val", "test"]
 
 TRAIN_ENERGY = "train/energy"  # of a batch in the loggers; for callbacks, the mean over the epoch
-TRAIN_BOUND = "train/bound"  # J(W, q) after the exact solution for L
+TRAIN_BOUND = "train/bound"  # J(W, q), the energy with the exact L, on a fixed sample
 
 
 def energy(stage: Stage) -> str:

@@ -1,5 +1,6 @@
 """Runs whose processes share the neurons: how they start, and what they write to checkpoints."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any, Self, TypeVar
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ksm_lightning.data import KSMDataModule
@@ -17,10 +19,11 @@ from ksm_lightning.learning.training import start_at
 from ksm_lightning.network import KSMNetwork, NormalInit
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS
 from ksm_lightning.private_apis import attached_trainer
+from ksm_lightning.runs import metric_names
 from ksm_lightning.runs.digest import digest_of
 from ksm_lightning.runs.panels import PanelName, has_panels, put_rows, read_rows, restrict_rows, take_rows
 from ksm_lightning.runs.processes import TrainerCollectives, on_first_process
-from ksm_lightning.runs.start import StartingModule
+from ksm_lightning.runs.start import StartingModule, StartingPoints, fixed_sample
 from ksm_lightning.runs.strategy import keep_unwrapped
 from ksm_lightning.sharding import Shard, ShardedLearner, ShardedNetwork
 
@@ -103,13 +106,11 @@ class NeuronParallelModule(StartingModule):
         m = data.in_features if m is None and data is not None else m
         if m is not None and (trainer.state.fn != "fit" or trainer.ckpt_path):
             self.build_for_loading(m)
-        elif m is not None and data is None and self.hparams["init"] == "normal":
-            self.use_network(HyperParameters.of(self.hparams).make_network(m))
 
     # ------------------------------------------------------------------ start
 
-    def place_and_start(self, data: KSMDataModule) -> None:
-        if not self.shares_neurons:
+    def place_and_start(self, data: StartingPoints) -> None:
+        if not self.shares_neurons or not isinstance(data, KSMDataModule):
             super().place_and_start(data)
             return
         trainer, is_natural = self.trainer, self.schedule.is_natural
@@ -125,7 +126,7 @@ class NeuronParallelModule(StartingModule):
 
         def choose() -> None:
             kernel, sizes = hyper.make_kernel(), (hyper.num_neurons, data.in_features)
-            check_range(kernel, data.random_points(TILE, torch.Generator().manual_seed(0)))
+            check_range(kernel, fixed_sample(data))
             init = NormalInit(hyper.init_scale)
             if hyper.init == "data" and candidates is not None:
                 init = start_at(candidates, kernel, is_natural)  # type: ignore[assignment]
@@ -148,6 +149,35 @@ class NeuronParallelModule(StartingModule):
             return on_first_process(self.trainer, compute)
         result: T = self.trainer.strategy.broadcast(compute())
         return result
+
+    def log_bound(self) -> None:
+        """Log the bound J on a fixed sample, which has no noise of batches."""
+        data = self.starting_points
+        if data is None or not self.loggers or not (self.trainer.is_global_zero or self.shares_neurons):
+            return
+        bound = self.learner.bound_on(fixed_sample(data).to(self.network.W))
+        if math.isfinite(bound):
+            for logger in self.loggers:
+                logger.log_metrics({metric_names.TRAIN_BOUND: bound}, step=self.trainer.global_step)
+
+    def warn_if_silent(self) -> None:
+        """Warn, once in a run, if all responses to the data are rounding errors: ``|y|^2`` next to ``f(x, x)``."""
+        data, network = self.starting_points, self.network
+        if data is None or self.run_state.is_silent or not (self.trainer.is_global_zero or self.shares_neurons):
+            return
+        x = fixed_sample(data).to(network.W)
+        own, eps = network.kernel.diag(x), torch.finfo(x.dtype).eps
+        parts = zip(
+            torch.split(x, 64), torch.split(own, 64), strict=True
+        )  # nearly always the first part has a response
+        is_silent = all(bool((network(part).square().sum(1) <= eps * f).all()) for part, f in parts)
+        self.run_state.is_silent = is_silent and bool(own.any())
+        if self.run_state.is_silent:
+            rank_zero_warn(
+                f"The network does not respond to the data: for each of {len(x):,} points, |y|^2 is a rounding error "
+                f"next to f(x, x). Start W at data points (init=data), scale the data, choose a wider kernel than "
+                f"{network.kernel}, or lower `ridge`."
+            )
 
     def skips_work(self) -> bool:
         return self.agree_to_stop() if self.shares_neurons else super().skips_work()

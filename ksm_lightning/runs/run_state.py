@@ -27,6 +27,10 @@ class RunState:
     log: UpdateLog = field(default_factory=UpdateLog)
     needs_finish: bool = False  # all updates are made, but a signal came before L was consolidated
     has_updated: bool = False  # this run has made an update
+    is_milestone: bool = (
+        False  # the last block has reached a milestone, see `next_milestone`, before the end of the run
+    )
+    is_silent: bool = False  # this run has warned that no neuron responds to the data
     updates_per_second: float = 0.0  # up to the last update or validation, with everything in between
     batch_choice: str = ""  # what `batch_size: auto` has chosen, in a sentence
     encoder: Callable[[Tensor], Tensor] | None = None  # what `predict` computes; None: the network's responses
@@ -44,7 +48,7 @@ class RunState:
 
     def start(self, update: int) -> None:
         """Start to measure the throughput of a run that starts at this update."""
-        self.updates_per_second, self.has_updated = 0.0, False
+        self.updates_per_second, self.has_updated, self.is_silent = 0.0, False, False
         self._started_at, self._first_update = time.perf_counter(), update
 
     def measure(self, update: int) -> None:

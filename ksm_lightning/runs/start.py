@@ -1,15 +1,12 @@
 """The start of a run: the first process chooses the first weights, on its device, and the others receive them."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from ksm_lightning.data import KSMDataModule
-from ksm_lightning.data.loaders import batches_of
+from ksm_lightning.data.datamodule import datamodule_of
+from ksm_lightning.data.loaders import FirstBatches
 from ksm_lightning.kernels import auto_width, chooses_width
 from ksm_lightning.kernels.limits import TILE
 from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate_count, check_range
@@ -17,8 +14,19 @@ from ksm_lightning.learning.batch_choice import BATCH_SIZES, Measured, choose_ba
 from ksm_lightning.learning.learner import Stage
 from ksm_lightning.learning.training import start_at
 from ksm_lightning.network import Initialiser, KSMNetwork, NormalInit
+from ksm_lightning.private_apis import training_loader
 from ksm_lightning.runs.processes import on_first_process
 from ksm_lightning.runs.run_state import StoppableModule
+
+SAMPLE_POINTS = 2000
+"""Size of the fixed sample: on it the bound is measured, and whether the kernel is in range and a neuron responds."""
+
+StartingPoints = KSMDataModule | FirstBatches
+
+
+def fixed_sample(data: StartingPoints) -> Tensor:
+    """A random sample of the training points (samples, m), the same in every run on these data."""
+    return data.random_points(SAMPLE_POINTS, torch.Generator().manual_seed(0))
 
 
 class StartingModule(StoppableModule):
@@ -31,6 +39,10 @@ class StartingModule(StoppableModule):
     network: KSMNetwork
     learner: Learner
     schedule: Schedule
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first_batches: FirstBatches | None = None
 
     def use_network(self, network: KSMNetwork, stage: Stage | None = None) -> None:
         """Make this the network of the module, with a learner of its own."""
@@ -48,15 +60,13 @@ class StartingModule(StoppableModule):
         """The kernel in a sentence; its width is ``auto`` until it is chosen."""
         return f"{type(self.network.kernel).__name__}(sigma=auto)" if self.chooses_width else str(self.network.kernel)
 
-    def choose_width(self, sample: Callable[[], Tensor]) -> None:
-        """Replace ``sigma=auto`` by the width for a sample (samples, m), and say so. Only one process takes it."""
+    def choose_width_from(self, data: StartingPoints) -> None:
+        """Replace ``sigma=auto`` by the width for the data, and say so. It does not depend on the seed of the run."""
         if self.chooses_width:
-            self.use_width(on_first_process(self.trainer, lambda: auto_width(sample())))
+            generator = torch.Generator().manual_seed(0)
+            width = on_first_process(self.trainer, lambda: auto_width(data.random_points(TILE, generator)))
+            self.use_width(width)
             rank_zero_info(f"sigma=auto chose {self.network.kernel}.")
-
-    def choose_width_from(self, data: KSMDataModule) -> None:
-        """:meth:`choose_width` for the training points. They do not depend on the seed of the run."""
-        self.choose_width(lambda: data.random_points(TILE, torch.Generator().manual_seed(0)))
 
     def use_width(self, sigma: float) -> None:
         """Make this the width of the kernel."""
@@ -64,9 +74,25 @@ class StartingModule(StoppableModule):
         self.network.kernel = HyperParameters.of(self.hparams).make_kernel()
         self.use_network(self.network, self.learner.stage)
 
+    # ------------------------------------------------------------------ data
+
+    @property
+    def starting_points(self) -> StartingPoints | None:
+        """What the run starts from: the datamodule, or the first batches of another loader; None if it does not fit."""
+        return datamodule_of(self.trainer) or self._first_batches
+
+    def read_first_batches(self) -> None:
+        """Read the first batches of a loader without a datamodule: as many points as the start needs."""
+
+        def count_for(features: int) -> int:
+            is_started, p = self.learner.stage == "learning", self.hparams["num_landmarks"]
+            return SAMPLE_POINTS if is_started else candidate_count(p, features)
+
+        self._first_batches = FirstBatches(training_loader(self.trainer), count_for)
+
     # ------------------------------------------------------------------ landmarks
 
-    def place_and_start(self, data: KSMDataModule) -> None:
+    def place_and_start(self, data: StartingPoints) -> None:
         """Build the network if it has no landmarks yet, and start the adaptive schedule, with points of the data."""
         is_unplaced, is_natural = self.learner.stage == "unplaced", self.schedule.is_natural
         self.hparams["in_features"] = data.in_features
@@ -79,7 +105,7 @@ class StartingModule(StoppableModule):
             self.learner.set_kernel_for(self.trainer.global_step)
 
         def choose() -> float:
-            check_range(hyper.make_kernel(), data.random_points(TILE, torch.Generator().manual_seed(0)))
+            check_range(hyper.make_kernel(), fixed_sample(data))
             starts_at_data = is_unplaced and hyper.init == "data"
             candidates = None
             if starts_at_data or is_natural:
@@ -96,15 +122,6 @@ class StartingModule(StoppableModule):
         if is_unplaced and not self.trainer.is_global_zero:
             build(NormalInit())  # until the weights of the first process come
         self._take_over(on_first_process(self.trainer, choose))
-
-    def ensure_started(self, batch: Any) -> None:
-        """Choose the width and start the adaptive schedule from the first block, if no datamodule did before."""
-        stage, x = self.learner.stage, self.network.W[:0]
-        if stage == "unstarted" or self.chooses_width:
-            x = self.learner.collectives.gather(batches_of(batch).flatten(0, 1)).to(self.network.W)
-            self.choose_width(lambda: x)
-        if stage == "unstarted":
-            self._take_over(on_first_process(self.trainer, partial(self._start_alone, x)))
 
     def _start_alone(self, x: Tensor) -> float:
         """Start the learner of this process while the others wait; returns the ridge."""

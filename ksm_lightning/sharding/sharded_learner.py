@@ -1,5 +1,6 @@
 """The Learner of a sharded network. Every process calls the same methods, with the same batches and samples."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -66,7 +67,8 @@ class ShardedLearner(Learner):
     def _relocate(self, x: Tensor, **options: Any) -> int:
         """Move landmarks that explain nothing of a sample (samples, m); all processes make the same moves."""
         network, shard, kernel = self.network, self.shard, self.network.kernel
-        neurons, points = choose_moves(kernel, x, network.all_landmarks(), collectives=shard.ranks, **options)
+        options["collectives"] = shard.ranks
+        neurons, points = choose_moves(kernel, x, network.all_landmarks(), **options)
         if not len(neurons):
             return 0
         gain = shard.sum((network.q.square() * kernel.diag(network.W)).double().sum()) / shard.num_neurons
@@ -77,12 +79,15 @@ class ShardedLearner(Learner):
 
     @torch.no_grad()
     def finish(self, blocks: Iterable[Tensor]) -> float:
-        """Set L to the exact value for W, q and all data, see :func:`~.sharded_exact.consolidate`; returns J."""
+        """Set the best scale and the exact L for all data, see :func:`~.sharded_exact.consolidate`; returns J."""
         self.network.release()
         self.responses.reset()
         bound = sharded_exact.consolidate(self.network, blocks)
         self.invalidate()
         return bound
+
+    def bound_on(self, x: Tensor) -> float:
+        return math.nan if self.not_finite() else sharded_exact.bound_on(self.network, x)
 
     def balance(self, x: Tensor, shrinkage: float = 0.0) -> None:
         """Set the common scale and the first L for a sample (samples, m), see :func:`~.sharded_exact.balance`."""

@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, random_subset
+from ksm_lightning.kernels.limits import FEW, TILE
 from ksm_lightning.learning import fit_network
 from ksm_lightning.learning.samples import Samples
+from ksm_lightning.learning.units import CANDIDATES
 from ksm_lightning.network import KSMNetwork
 from ksm_lightning.network.landmark_error import LandmarkError
 from ksm_lightning.network.readout import LandmarkFeatures
 from ksm_lightning.sklearn.settings import Sizes
 
-_SEARCHED = 20_000  # samples that the networks of the search learn from
-_PREDICTED = 1000  # samples whose spectrum predicts the error
-_JUDGES = 1000  # held-out samples, at most a fifth of all
-_FEWEST_JUDGES = 20  # with fewer, all samples judge
 # The result is exact to this fraction: repeated fits differ by as much.
 _EXACT = 0.03
 _MOST_FITS = 10
@@ -34,9 +32,9 @@ class Split(NamedTuple):
 
 def split_samples(x: Tensor | Samples, seed: int) -> Split:
     """Held-out samples, and up to 20,000 others. Each counts once, so that no sample is both learned and held out."""
-    chosen = torch.unique(x[random_subset(len(x), _SEARCHED + _JUDGES, seed)], dim=0)
-    count = min(_JUDGES, len(chosen) // 5)
-    if count < _FEWEST_JUDGES:
+    chosen = torch.unique(x[random_subset(len(x), CANDIDATES + TILE, seed)], dim=0)
+    count = min(TILE, len(chosen) // 5)
+    if count < FEW:
         return Split(chosen, chosen)
     order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed))
     return Split(chosen[order[count:]], chosen[order[:count]])
@@ -45,7 +43,7 @@ def split_samples(x: Tensor | Samples, seed: int) -> Split:
 @torch.no_grad()
 def smallest_errors(kernel: Kernel, x: Tensor) -> Tensor:
     """Kernel errors (samples + 1,) of the best 0, 1, 2, ... features of a sample of x: those of kernel PCA."""
-    x = x[random_subset(len(x), _PREDICTED)].double()
+    x = x[random_subset(len(x), TILE)].double()
     squares = torch.linalg.eigvalsh(kernel(x, x)).flip(0).square()
     rest = torch.cat([squares.flip(0).cumsum(0).flip(0), squares.new_zeros(1)])
     errors: Tensor = (rest / squares.sum().clamp(min=torch.finfo(rest.dtype).tiny)).sqrt()

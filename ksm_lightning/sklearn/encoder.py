@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.evaluation.plausibility import warn_if_worse_than_uniform
+from ksm_lightning.kernels.limits import FIRST_SAMPLES
 from ksm_lightning.learning import Stream
 from ksm_lightning.network import KSMNetwork
 from ksm_lightning.network.readout import LandmarkFeatures, Readout
 from ksm_lightning.sklearn.block_encoder import BlockEncoder, is_precise
 from ksm_lightning.sklearn.preimages import PreImages
-
-# Number of samples that show whether float32 is precise enough.
-_TRIED = 256
 
 
 class LazyEncoder:
@@ -55,7 +53,7 @@ class LazyEncoder:
 
     @cached_property
     def _narrow(self) -> BlockEncoder | None:
-        is_enough = is_precise(self.features, self.stream.reservoir.rows[:_TRIED])
+        is_enough = is_precise(self.features, self.stream.reservoir.rows[:FIRST_SAMPLES])
         return BlockEncoder(self.features, np.dtype(np.float32)) if is_enough else None
 
     def transform(self, X: Any) -> np.ndarray:

@@ -9,13 +9,11 @@ from torch import Tensor
 
 from ksm_lightning.evaluation.ridge import RIDGES, LinearMaps, fit_ridge
 from ksm_lightning.kernels import Kernel, full_precision, random_subset
-from ksm_lightning.kernels.limits import ROWS_AT_ONCE
+from ksm_lightning.kernels.limits import FIRST_SAMPLES, ROWS_AT_ONCE
 from ksm_lightning.network.readout_matrices import nystroem_matrix
 
 FOLDS = 5
 """Parts of the samples, each of which is held out once."""
-# Landmarks of the Nystroem features that rank the widths.
-_MOST_LANDMARKS = 256
 
 
 class LabelledSamples(NamedTuple):
@@ -128,7 +126,7 @@ def choose_width(
         landmarks: Number of landmarks, at most 256 of which are used.
     """
     x, y, weights = samples.x.double(), samples.y, samples.weights
-    W = x[random_subset(len(x), min(landmarks, _MOST_LANDMARKS), seed=1).to(x.device)]
+    W = x[random_subset(len(x), min(landmarks, FIRST_SAMPLES), seed=1).to(x.device)]
 
     def lowest_loss(kernel: Kernel) -> float:
         with full_precision(x.device):

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from ksm_lightning.evaluation.plausibility import width_advice
 from ksm_lightning.kernels import AUTO, Kernel, auto_width, random_subset
+from ksm_lightning.kernels.limits import FIRST_SAMPLES
 from ksm_lightning.learning import Stream, check_range, sample_size
 from ksm_lightning.learning.samples import Samples, in_blocks
 from ksm_lightning.network import KSMNetwork
@@ -32,9 +33,6 @@ from ksm_lightning.sklearn.settings import (
     training_samples,
 )
 from ksm_lightning.sklearn.waiting import Waiting
-
-# Number of samples of a stream after which `sigma="auto"` is fixed.
-_FIRST_SAMPLES = 256
 
 
 class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -253,7 +251,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             x = x.to(self._stream.reservoir.rows)
         stream.learn(known.to(x) if is_new else x)
         self._stream, self.kernel_, self.n_components_ = stream, kernel, n
-        self._first_samples = known if choice.chooses_width and 0 < len(known) < _FIRST_SAMPLES else None
+        self._first_samples = known if choice.chooses_width and 0 < len(known) < FIRST_SAMPLES else None
         self._encoder = LazyEncoder(None, stream, check_readout(self.readout), n)
         self.n_samples_seen_ = len(x) + (0 if is_first else self.n_samples_seen_)
         self._waiting = Waiting(self.get_params(deep=False), x)

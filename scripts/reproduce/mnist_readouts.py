@@ -15,7 +15,7 @@ from ksm_lightning import KSMNetwork, figures
 from ksm_lightning.baselines import KernelPCA
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import Kernel, random_subset
-from ksm_lightning.learning.exact import consolidate
+from ksm_lightning.learning.exact import solve_inner
 from ksm_lightning.learning.moments import similarity_moment
 from ksm_lightning.network import functional
 from ksm_lightning.network.readout import read_out
@@ -32,7 +32,8 @@ def compute(workspace: Workspace) -> Arrays:
         found = network(workspace, alpha)
         arrays[f"identity_{alpha}"] = identities(found, scored[:500])
         features = [read_out(found, "neural", scored)]
-        consolidate(found, similarity_moment(found.kernel, torch.split(x, 8192), found.W))
+        B = similarity_moment(found.kernel, torch.split(x, 8192), found.W).of_drive(found.q)
+        found.L.data.copy_(solve_inner(B, found.kernel.diag(found.W), found.q, found.ridge).L)
         features.append(read_out(found, "neural", scored))
         features += [read_out(found, readout, scored, sample=x) for readout in ("nystroem", "least_squares")]
         features.append(KernelPCA(found.kernel, found.num_neurons).fit_transform(scored))

@@ -94,6 +94,7 @@ def test_a_growing_energy_is_detected_before_anything_is_infinite():
     assert all(value.isfinite().all() for value in module.state_dict().values())
 
 
+@pytest.mark.filterwarnings("ignore:The network does not respond")  # after such rates
 def test_rollback_halves_the_rates_until_the_run_succeeds():
     module = model(phases=[Phase(20, 0.01, 0.01, 0.1), Phase(130, 4.0, 1.0, 3.5)])
     guard = DivergenceGuard("rollback")
@@ -242,9 +243,7 @@ def test_a_dataloader_without_a_length_is_not_consolidated():
 
 
 def test_without_a_guard_the_module_checks_every_block():
-    with pytest.raises(
-        FloatingPointError, match=r"at or before update 120: W, q, L, the factorisation of L.*DivergenceGuard"
-    ):
+    with pytest.raises(FloatingPointError, match=r"at or before update 32: the factorisation of L.*DivergenceGuard"):
         trainer().fit(model(phases=WILD), datamodule=moons())
 
 

@@ -64,6 +64,12 @@ def test_blocks_end_at_every_stop_and_at_the_last_update():
     assert list(loader.blocks(277)) == []
 
 
+def test_blocks_end_at_milestones_which_are_rare_in_a_long_run():
+    loader = make_loader(updates_per_epoch=10_000, updates_at_once=10_000, ends_at_milestones=True)
+    ends = [first + updates for first, updates in loader.blocks(0)]
+    assert ends == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 10_000]
+
+
 def test_a_block_of_large_batches_holds_few_updates():
     loader = make_loader(points=Points(torch.zeros(10, 1000)), batch_size=1000)
     assert next(iter(loader)).x.shape == (4, 1000, 1000)

@@ -7,15 +7,19 @@ from torch.testing import assert_close
 from helpers import references
 from helpers.kernels import KERNELS
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
-from ksm_lightning.kernels import GaussianKernel, LinearKernel, make_kernel
+from ksm_lightning.kernels import GaussianKernel, LinearKernel, PolynomialKernel, PowerCosineKernel, make_kernel
+from ksm_lightning.learning import exact_tight
 from ksm_lightning.learning.exact import (
+    bound_on,
+    consolidate,
     lateral_eigenvalues,
     minimise_bound,
     optimal_scale,
+    set_scale,
     similarity_moment,
     solve_inner,
 )
-from ksm_lightning.network import functional
+from ksm_lightning.network import KSMNetwork, TightNetwork, functional
 
 RIDGE = 1e-3
 
@@ -89,17 +93,68 @@ def test_gradients_of_the_bound_are_the_local_rules_at_the_exact_L(rng, spec):
     assert_close(found.q, by_autograd[1], rtol=1e-8, atol=1e-9)
 
 
-def test_the_optimal_scale_is_the_best_common_gain(rng):
+@pytest.mark.parametrize("ridge", [1e-12, RIDGE, 0.1])
+def test_the_optimal_scale_is_the_best_common_gain(rng, ridge):
     kernel, x, W, _ = state(rng)
-    c = optimal_scale(similarity_moment(kernel, [x], W).of_drive(torch.ones(5)), kernel.diag(W))
+    beta = torch.linalg.eigvalsh(similarity_moment(kernel, [x], W).of_drive(torch.ones(5)))
+    c = optimal_scale(beta, kernel.diag(W), ridge)
 
     def bound(gain):
-        return exact(kernel, x, W, gain * torch.ones(5, dtype=torch.float64), ridge=1e-12).bound.item()
+        return exact(kernel, x, W, gain * torch.ones(5, dtype=torch.float64), ridge=ridge).bound.item()
 
     best = bound(c)
-    assert best < bound(0.99 * c)
-    assert best < bound(1.01 * c)
+    assert best < bound(0.999 * c)
+    assert best < bound(1.001 * c)
     assert best == pytest.approx(min(bound(c * f) for f in (0.5, 0.9, 0.999, 1.0, 1.001, 1.1, 2.0)))
+
+
+def test_a_scale_at_which_nothing_responds_is_not_taken(rng):
+    """With a large ridge the bound is lowest without any response, from which no update would ever return."""
+    beta = torch.rand(5, generator=rng, dtype=torch.float64)
+    assert optimal_scale(beta, torch.ones(5), ridge=10.0) == 1
+    assert optimal_scale(0 * beta, torch.ones(5), ridge=0.0) == 1
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize(
+    "kernel", [GaussianKernel(0.7), LinearKernel(), PowerCosineKernel(2), PolynomialKernel(2)], ids=str
+)
+def test_the_end_of_a_run_has_the_exact_scale_and_L_of_whatever_scale_it_came_with(rng, kernel, factor):
+    x = torch.randn(200, 3, generator=rng, dtype=torch.float64)
+    network = KSMNetwork(kernel, 3, 6, RIDGE, lambda *_: x[:6]).double()
+    set_scale(kernel, network.W, network.q, torch.tensor(factor))
+    before = exact(kernel, x, network.W, network.q).bound.item()
+    bound = consolidate(network, similarity_moment(kernel, [x], network.W))
+    assert bound <= before
+    ended = exact(kernel, x, network.W, network.q)
+    assert bound == pytest.approx(ended.bound.item(), rel=1e-9)
+    assert_close(network.L.detach(), ended.L)
+    for c in (0.999, 1.001):
+        set_scale(kernel, network.W, network.q, torch.tensor(c, dtype=torch.float64))
+        assert exact(kernel, x, network.W, network.q).bound.item() > bound
+        set_scale(kernel, network.W, network.q, torch.tensor(1 / c, dtype=torch.float64))
+    if kernel.is_homogeneous:
+        assert (network.q == 1).all()
+
+
+@pytest.mark.parametrize("samples", [4, 40])
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_the_bound_on_a_sample_is_the_energy_with_the_exact_solution(rng, is_tight, samples):
+    """Also of fewer samples than neurons, whose Gram matrix is the smaller one."""
+    kernel, x, W, q = state(rng, samples=samples)
+    if is_tight:
+        network = TightNetwork(kernel, 3, 4, RIDGE, lambda *_: W, num_landmarks=5).double()
+    else:
+        network = KSMNetwork(kernel, 3, 5, RIDGE, lambda *_: W).double()
+        network.q.data.copy_(q)
+    expected, found = network.L.detach().clone(), bound_on(network, x).item()
+    assert_close(network.L.detach(), expected)  # nothing has changed
+    moment = similarity_moment(kernel, [x], network.W)
+    if is_tight:
+        exact_tight.settle(network, moment)
+    else:
+        network.L.data.copy_(solve_inner(moment.of_drive(q), kernel.diag(W), q, RIDGE).L)
+    assert found == pytest.approx(network.energy_of(x).item(), rel=1e-7)
 
 
 def test_the_minimum_of_the_linear_kernel_is_the_principal_subspace(rng):

@@ -20,7 +20,7 @@ def problem(rng):
 def test_all_directions_give_the_whole_matrix(problem):
     kernel, x, W, q = problem
     found = spectrum.leading_spectrum(kernel, x, W, q, rank=80)
-    assert found.num_equal == 0
+    assert found.values.shape == found.eigenvalues.shape == (80,)
     assert_close(found.dense(), similarity_moment(kernel, [x], W).of_drive(q))
 
 

@@ -370,9 +370,9 @@ def error(network, x) -> float:
 )
 def test_continuing_with_the_same_data_keeps_the_error(kernel, bound, batch):
     """Wide kernels, whose exact L has tiny eigenvalues: a stream that continued with this L had errors above 1 within
-    three updates. The errors of the trained networks are 0.027, 0.020, 0.028 and 0.058."""
+    three updates. Errors of the linear network vary from 0.027 to 0.053 with the seed."""
     x = digits()
-    network = train(kernel, x[:1400], 32, AdaptiveSchedule(1000))
+    network = train(kernel, x[:1400], 32, AdaptiveSchedule(1000), seed=1)
     stream = Stream.after(network, x[:1400], 1000)
     for part in torch.split(x[:700], batch):
         stream.learn(part)

@@ -85,8 +85,8 @@ def equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
 @pytest.mark.parametrize(
     ("owner", "name", "call", "update"),
     [
-        (Updates, "run", 3, 16),  # in the second block; landmarks are moved within the first one
-        (RunLogger, "log_metrics", 3, 8),  # while updates are logged
+        (Updates, "run", 5, 16),  # in the block after update 8; landmarks are moved before
+        (RunLogger, "log_metrics", 14, 8),  # while updates are logged
         (KSMNetwork, "energy_of", 3, 8),  # in a validation batch; the guard makes the first call
     ],
     ids=["update", "logging", "validation"],
@@ -118,7 +118,7 @@ def test_a_requeued_job_continues_to_the_weights_of_an_undisturbed_one(
 
 def test_the_next_run_in_the_folder_makes_the_checks_of_a_continued_one(slurm, capsys, monkeypatch):
     with monkeypatch.context() as patch:
-        signal_at(patch, Updates, "run", 2)
+        signal_at(patch, Updates, "run", 4)
         with pytest.raises(SystemExit):
             main(["fit", *RUN])
     capsys.readouterr()
@@ -138,7 +138,7 @@ def test_the_next_run_in_the_folder_makes_the_checks_of_a_continued_one(slurm, c
 
 def test_a_job_that_slurm_does_not_requeue_goes_on_undisturbed(whole, slurm, monkeypatch):
     monkeypatch.setenv("REFUSED", "yes")
-    signal_at(monkeypatch, Updates, "run", 2)
+    signal_at(monkeypatch, Updates, "run", 4)
     with pytest.warns(
         UserWarning, match=r"SLURM did not requeue the job \(scontrol ended with 3\), so the run goes on"
     ):

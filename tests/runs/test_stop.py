@@ -187,11 +187,12 @@ def continued() -> str:
     ("owner", "name", "number", "call", "update"),
     [
         (KSMNetwork, "energy_of", signal.SIGINT, 3, 8),  # in a validation batch; the guard makes the first call
-        (kernel_error, "_sum_of_squares", signal.SIGTERM, 2, 8),  # in a tile of the kernel error
+        (kernel_error, "_sum_of_squares", signal.SIGTERM, 11, 4),  # in an evaluation between validations
+        (kernel_error, "_sum_of_squares", signal.SIGTERM, 17, 8),  # in a tile of the kernel error
         (linear_probe, "_two_loops", signal.SIGTERM, 1, 8),  # in a linear probe
         (run_figures, "portrait_arrays", signal.SIGINT, 1, 12),  # in a figure
     ],
-    ids=["validation", "tile", "probe", "figure"],
+    ids=["validation", "milestone", "tile", "probe", "figure"],
 )
 def test_a_signal_ends_the_run_at_the_next_point_with_a_checkpoint(
     owner, name, number, call, update, capsys, monkeypatch
