@@ -7,10 +7,9 @@ A checkpoint is a Lightning checkpoint with tensors and plain values only:
                      ``network.L`` (n, n)
 ``hyper_parameters`` one value for each of ``HyperParameters.names()``
 ``global_step``      updates done; the schedule and the batches are functions of it
-``ksm_lightning``    ``format``, the number :data:`FORMAT`; ``learner``, the ``rate_factor``, W's ``step_factor``, the
-                     tracked ``inverse`` (its ``inverse``, ``ridge``, ``drift`` and ``age``; empty if none is tracked),
-                     the averages of the tight ``rule`` (``mean``, ``square`` and ``steps``, or empty) and the ``best``
-                     weights so far (``W``, ``q`` and ``L``, or empty); ``preprocessing``, the ``mean``, ``scale``,
+``ksm_lightning``    ``format``, the number :data:`FORMAT`; ``learner``, the ``rate_factor``, the tracked ``inverse``
+                     (its ``inverse``, ``ridge``, ``drift`` and ``age``; empty if none is tracked) and the averages of
+                     the tight ``rule`` (``square`` and ``steps``, or empty); ``preprocessing``, the ``mean``, ``scale``,
                      ``image_shape`` and ``crop`` of the training data, or None; ``run``, whether it ``needs_finish``
                      after its last update, and sum and number of the energies observed in its epoch; ``training``, the
                      :class:`~ksm_lightning.runs.conditions.TrainingConditions`; ``covers``, the keys of the checkpoint
@@ -228,15 +227,13 @@ def _hyper_parameters(content: dict[str, Any], path: str) -> HyperParameters:
 def _check_learner(state: Any, shapes: list[tuple[Any, ...]], path: str) -> None:
     """Check the state of a :class:`~ksm_lightning.learning.Learner` whose W, gains and L have these shapes."""
     learner = state if isinstance(state, dict) else {}
-    for name in ("rate_factor", "step_factor"):
-        factor = learner.get(name, 1.0 if name == "step_factor" else None)  # the latter is not in older checkpoints
-        if not isinstance(factor, float) or not 0 < factor <= 1:
-            raise ValueError(f"{path} contradicts itself: its {name} is {factor}.")
-    W, gains, L = shapes
+    factor = learner.get("rate_factor")
+    if not isinstance(factor, float) or not 0 < factor <= 1:
+        raise ValueError(f"{path} contradicts itself: its rate_factor is {factor}.")
+    W, _, L = shapes
     parts: dict[str, tuple[str, dict[str, tuple[Any, ...]], tuple[str, ...]]] = {
         "inverse": ("tracked inverse", {"inverse": L}, ("ridge", "drift", "age")),
-        "rule": ("state of the rule", {"mean": W, "square": W[:1]}, ("steps",)),
-        "best": ("copy of the best weights", {"W": W, "q": gains, "L": L}, ()),
+        "rule": ("state of the rule", {"square": W[:1]}, ("steps",)),
     }
     for part, (meaning, tensors, numbers) in parts.items():
         found = learner.get(part)

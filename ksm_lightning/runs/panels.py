@@ -2,8 +2,7 @@
 
 ``last.ckpt`` is then an index: a checkpoint without the rows, whose section ``ksm_lightning`` has ``panels``: the
 ``files``, each with its ``name`` in the folder ``panels`` beside the checkpoint, its ``rows`` and a ``digest``. A file
-holds a mapping of tensors: ``W``, ``q`` and ``L``, and if they exist ``inverse.inverse`` and ``best.W``, ``best.q`` and
-``best.L`` of the learner. The format of ``torch.distributed.checkpoint`` is not used, because its index is unpickled
+holds a mapping of tensors: ``W``, ``q`` and ``L``, and if it exists ``inverse.inverse`` of the learner. The format of ``torch.distributed.checkpoint`` is not used, because its index is unpickled
 without restrictions, and nothing that a checkpoint names is run here.
 """
 
@@ -19,7 +18,7 @@ from ksm_lightning.runs.digest import digest_of
 
 FOLDER = "panels"
 """Folder of the panels, beside the checkpoints."""
-_OF_LEARNER = {"inverse": ("inverse",), "best": ("W", "q", "L")}
+_OF_LEARNER = {"inverse": ("inverse",)}
 _PREFIX = "network."
 
 

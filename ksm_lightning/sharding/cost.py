@@ -73,7 +73,7 @@ def memory(n: int, m: int, batch: int, ranks: int, *, copies: int = 0, panel: in
         m: Number of features.
         batch: Points per update.
         ranks: Number of processes.
-        copies: Copies of the weights: the divergence guard keeps two, and best weights (up to 2,048 neurons) are one.
+        copies: Copies of the weights: the divergence guard keeps two.
         panel: Rows that are sent at once when the inverse is recomputed.
     """
     rows = -(-n // ranks)
