@@ -74,7 +74,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             ridge and ``|y|^2 <= 4 f(x, x)`` everywhere; ``nystroem`` depends on the landmarks alone, if there are as
             many as features; ``neural`` is the network's own representation.
         updates: Largest number of updates in ``fit``. With the tight bound, they are iterations of L-BFGS on up to
-            4,096 samples, 25 by default, and end when they gain little. With fewer than 12 of these samples per
+            5,000 samples, 25 by default, and end when they gain little. With fewer than 10 of these samples per
             component, landmarks stay at the start, whose features are as good for new samples. Default with the paper's
             bound: 2,000, or 5 per component above 400 components.
         batch_size: Number of samples per update with the paper's bound, and the largest one of a call of
