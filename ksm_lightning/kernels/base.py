@@ -62,7 +62,7 @@ class Kernel(nn.Module, ABC):
         is_radial: Whether ``f(u, v)`` depends only on ``|u - v|``.
         is_odd: Whether ``f(-u, v) = -f(u, v)``. The sign of a neuron is then arbitrary.
         degree: ``d`` in ``f(a u, b v) = (a b)^d f(u, v)`` for positive a and b, or ``None`` if no such d exists.
-        is_differentiable: Whether landmarks can move. If not, :func:`~ksm_lightning.learning.train_on_few` leaves them
+        is_differentiable: Whether landmarks can move. If not, :func:`~ksm_lightning.learning.fit_network` leaves them
             at samples.
 
     Example:

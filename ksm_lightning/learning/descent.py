@@ -84,7 +84,7 @@ def bound_and_gradient(kernel: Kernel, x: Tensor, W: Tensor, num_neurons: int, r
     wide = W.double()
     k, pullback = kernel.value_and_pullback(x, W)  # (samples, p)
     K, pullback_K = kernel.value_and_pullback(wide, wide)
-    add_jitter(K.add_(K.mT.clone()).div_(2), x.dtype)
+    K = add_jitter((K + K.mT) / 2, x.dtype)  # a copy: autograd needs the original
     with full_precision(x.device):
         G = (k.mT @ k).double() / len(x)
     if not bool(K.isfinite().all() & G.isfinite().all()):

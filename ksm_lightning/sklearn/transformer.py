@@ -36,11 +36,11 @@ from ksm_lightning.sklearn.waiting import Waiting
 
 
 class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Kernel features ``y`` with ``y_s . y_t`` close to ``f(x_s, x_t)``, learned by local rules.
+    """Kernel features ``y`` with ``y_s . y_t`` close to ``f(x_s, x_t)``.
 
     Unlike :class:`sklearn.kernel_approximation.Nystroem`, which samples its landmarks, this transformer learns them.
-    ``fit`` trains on all samples. ``partial_fit`` learns from a stream, down to one sample per call, also after
-    ``fit``.
+    ``fit`` minimises the same bound on all data; ``partial_fit`` and ``ksm fit`` learn online, by local rules.
+    ``partial_fit`` takes a stream, down to one sample per call, also after ``fit``.
 
     Args:
         n_components: Number of features n, or a number between 0 and 1: the smallest n, to within 3 %, whose kernel
@@ -50,9 +50,10 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             :class:`ksm_lightning.Kernel`, a function, or ``precomputed``. A function of arrays (a, m) and (b, m), with
             ``kernel_params`` as keywords, returns the matrix (a, b). It gets float64 tensors, or NumPy arrays if it
             fails with tensors, or pairs of rows if it fails with arrays, which is slow. Landmarks are learned if torch
-            can compute its derivatives, and are otherwise samples chosen by kernel k-means++. With ``precomputed``,
-            ``fit`` takes the similarities (samples, samples), and ``transform`` (new samples, samples); landmarks are
-            chosen in the same way, so that the readout is all that is learned, and the order of the samples matters.
+            can compute its derivatives, and are otherwise samples chosen by a pivoted Cholesky factorisation. With
+            ``precomputed``, ``fit`` takes the similarities (samples, samples), and ``transform`` (new samples,
+            samples); landmarks are chosen in the same way, so that the readout is all that is learned, and the order
+            of the samples matters.
         sigma: Width of a Gaussian, Laplacian or Cauchy kernel. Default: ``auto``, 0.7 times the median distance of two
             samples. ``partial_fit`` chooses it from the first samples, up to 256 or those of the first call. A kernel
             object keeps its own width.
@@ -64,21 +65,20 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         coef0: Offset of ``poly``, ``(gamma u . v + coef0)^degree``.
         kernel_params: Parameters of a kernel or function of your own; those above may be given here, too.
         n_landmarks: Number of landmarks p, at least ``n_components``. More landmarks than features lower the error;
-            ``transform`` takes time in proportion to p. Default: 1.5 times ``n_components`` with the tight bound
-            (1.25 times with fewer than 5 samples per component), or 4 times if ``precomputed``; the paper's has one
-            landmark per component.
+            ``transform`` takes time in proportion to p. Default: 1.5 times ``n_components`` with the tight bound, or 4
+            times if ``precomputed``; the paper's has one landmark per component.
         bound: ``tight`` learns the landmarks of the features with the lowest error. ``paper`` is the paper's network,
             whose ``neural`` features are sparse and tuned to templates; those of ``tight`` are determined up to a
             rotation only.
-        readout: ``least_squares`` has the lowest kernel error (and falls back to ``nystroem`` if that is better by 10 %
-            on samples held out from 5,000 or more); ``nystroem`` depends on the landmarks alone, if there are as many
-            as features; ``neural`` is the network's own representation.
-        updates: Number of updates in ``fit``. Default: 39 to 200 with the tight bound, depending on the number of
-            landmarks, or none with fewer than 12 samples per component or more than 512 landmarks: there, landmarks
-            stay at the start (KMeans-like centres and rare points), whose features are as good for new samples. With
-            the paper's bound 2,000, or 5 per component above 400 components.
-        batch_size: Number of samples per update. Default: 8 times the landmarks, from 256 to 1,024, with the tight
-            bound, 64 with the paper's.
+        readout: ``least_squares`` has the lowest kernel error on a sample of 5,000 or 4 per landmark, with a small
+            ridge and ``|y|^2 <= 4 f(x, x)`` everywhere; ``nystroem`` depends on the landmarks alone, if there are as
+            many as features; ``neural`` is the network's own representation.
+        updates: Largest number of updates in ``fit``. With the tight bound, they are iterations of L-BFGS on up to
+            5,000 samples, 25 by default, and end when they gain little. With fewer than 10 of these samples per
+            component, landmarks stay at the start, whose features are as good for new samples. Default with the paper's
+            bound: 2,000, or 5 per component above 400 components.
+        batch_size: Number of samples per update with the paper's bound, and the largest one of a call of
+            ``partial_fit`` with the tight one, whose ``fit`` uses none. Default: 64 and 1,024.
         half_life: Number of samples after which ``partial_fit`` has forgotten half of the past, at least
             ``n_landmarks``. Use it for a stream that changes; a shorter one follows faster, but the features are those
             of fewer samples. Default: nothing is forgotten.
@@ -93,7 +93,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             because there are fewer different samples than components.
         n_components_: Number of features n.
         kernel_: The kernel, with the width that ``sigma="auto"`` has chosen.
-        n_updates_: Number of updates so far.
+        n_updates_: Number of updates made so far.
         n_samples_seen_: Number of samples seen by ``fit`` and ``partial_fit``.
         n_features_in_: Number of features of the samples, or with ``precomputed`` the number of samples of ``fit``.
         reconstruction_error_: Relative error of :meth:`inverse_transform`.
@@ -103,7 +103,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         >>> from sklearn.linear_model import LogisticRegression
         >>> from sklearn.pipeline import make_pipeline
         >>> X, y = make_moons(300, noise=0.1, random_state=0)
-        >>> features = KSMTransformer(16, sigma=0.3, updates=300, random_state=0)
+        >>> features = KSMTransformer(16, sigma=0.3, random_state=0)
         >>> bool(make_pipeline(features, LogisticRegression()).fit(X, y).score(X, y) > 0.97)
         True
     """
@@ -156,8 +156,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
         With ``kernel="precomputed"``, X is the matrix (samples, samples) of their similarities, and is not kept.
         Otherwise, the order of the samples does not matter. A ``sample_weight`` (samples,) of 2 equals a repeated
-        sample, and one of 0 a sample that is left out: batches are drawn, and gains, L and readout computed, in
-        proportion to it.
+        sample, and one of 0 a sample that is left out: samples are drawn, and Q, L and readout computed, in proportion
+        to it.
         """
         X = validate_rows(self, X, reset=True)
         choice, seed = self._check(X), self._draw_seed()
@@ -177,7 +177,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 stacklevel=2,
             )
         sizes = sizes_for(self, n)
-        landmarks, made = sizes.landmarks, 0  # no update is made where it would not help
+        landmarks, made = sizes.landmarks, 0
 
         def progress(count: int) -> None:
             nonlocal made
@@ -196,9 +196,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             half_life=self.half_life, seed=seed,
         )  # fmt: skip
         self._stream.seen = self._stream.reservoir.seen = len(rows)
-        sample = (
-            None if self.readout == "neural" else x[random_subset(len(x), readout_sample_size(network.num_landmarks))]
-        )
+        chosen = random_subset(len(x), readout_sample_size(network.num_landmarks))
+        sample = None if self.readout == "neural" else x[chosen]
         encoder = LazyEncoder(network, self._stream, check_readout(self.readout), n, sample)
         self._encoder = encoder_of(encoder, self._stream)
         self.kernel_, self.n_samples_seen_, self.n_components_ = network.kernel, len(rows), n
@@ -232,9 +231,7 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 "to a whole number."
             )
         n = self.n_components_ if is_error(self.n_components) else int(self.n_components)
-        bound, _, landmarks, batch_size, *_ = sizes_for(self, n)
-        if not is_first and self.n_landmarks is None and bound == self._stream.bound:
-            landmarks = self._stream.num_landmarks  # `fit` has fewer for few samples
+        bound, _, landmarks, batch_size, _ = sizes_for(self, n)
         now = (None, None) if is_first else (self.kernel_, self._first_samples)
         kernel, is_new, known = stream_kernel(choice, x, *now)
         stream = self._stream if not is_new else Stream(

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time and memory of the start of a run, stage by stage: k-means++, Lloyd, search for idle landmarks, first L.
+"""Time and memory of the start of a run, stage by stage: pivots, Lloyd, search for idle landmarks, first scale and L.
 
 Writes scripts/benchmark/STARTS.md.
 
@@ -25,16 +25,14 @@ from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.learning import AdaptiveSchedule, Learner, candidate_count, learner
 from ksm_lightning.learning.training import start_at
 from ksm_lightning.network import KSMNetwork, initialisation
-from ksm_lightning.network.landmark_error import LandmarkError
 
 SIZES, FEATURES = (2000, 5000, 10_000), 50
 # Functions that make up a start. A stage does not contain another one.
-STAGES: dict[str, list[tuple[Any, str]]] = {
-    "k-means++": [(initialisation, "kernel_kmeans_plus_plus")],
-    "Lloyd": [(initialisation, "lloyd")],
-    "errors of landmarks": [(LandmarkError, "__init__"), (LandmarkError, "__call__")],
-    "idle landmarks": [(learner, "relocate")],
-    "first scale and L": [(learner, "balance")],
+STAGES: dict[str, tuple[Any, str]] = {
+    "pivots": (initialisation, "pivoted_cholesky"),
+    "Lloyd": (initialisation, "lloyd"),
+    "idle landmarks": (learner, "relocate"),
+    "first scale and L": (learner, "balance"),
 }
 
 
@@ -62,10 +60,9 @@ def timed(times: dict[str, tuple[float, float]]) -> Iterator[None]:
 
         return call
 
-    replaced = [(owner, name, getattr(owner, name)) for places in STAGES.values() for owner, name in places]
-    for stage, places in STAGES.items():
-        for owner, name in places:
-            setattr(owner, name, wrap(stage, getattr(owner, name)))
+    replaced = [(owner, name, getattr(owner, name)) for owner, name in STAGES.values()]
+    for stage, (owner, name) in STAGES.items():
+        setattr(owner, name, wrap(stage, getattr(owner, name)))
     try:
         yield
     finally:
@@ -75,12 +72,12 @@ def timed(times: dict[str, tuple[float, float]]) -> Iterator[None]:
 
 def measure(n: int) -> list[str]:
     """The row of the table for n neurons."""
-    x = points(candidate_count(n, True, FEATURES))
+    x = points(candidate_count(n, FEATURES))
     kernel = GaussianKernel(0.5 * float(torch.cdist(x[:500], x[500:1000]).median()))
     times: dict[str, tuple[float, float]] = {}
     wall, cpu = time.perf_counter(), time.process_time()
     with timed(times):
-        init = start_at(x, n, n, "paper", is_natural=True)
+        init = start_at(x, kernel, is_natural=True)
         network = KSMNetwork(kernel, FEATURES, n, init=init, generator=torch.Generator().manual_seed(0))
         Learner(network, AdaptiveSchedule(), chooses_ridge=True).start(x)
     total = time.perf_counter() - wall, time.process_time() - cpu

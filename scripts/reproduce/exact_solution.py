@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from ksm_lightning import figures
 from ksm_lightning.baselines import RandomFourier, SimilarityMatching
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
-from ksm_lightning.learning.exact import similarity_moment, solve_inner
+from ksm_lightning.learning.exact import solve_inner
+from ksm_lightning.learning.moments import similarity_moment
 from ksm_lightning.network import functional
 from ksm_lightning.network.initialisation import NormalInit
 from ksm_lightning.network.ksm_network import KSMNetwork

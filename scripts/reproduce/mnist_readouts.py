@@ -15,7 +15,8 @@ from ksm_lightning import KSMNetwork, figures
 from ksm_lightning.baselines import KernelPCA
 from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.kernels import Kernel, random_subset
-from ksm_lightning.learning.exact import similarity_moment, solve_inner
+from ksm_lightning.learning.exact import solve_inner
+from ksm_lightning.learning.moments import similarity_moment
 from ksm_lightning.network import functional
 from ksm_lightning.network.readout import read_out
 
