@@ -11,11 +11,11 @@ from ksm_lightning.callbacks.evaluations import ReadoutEvaluation, evaluated_poi
 from ksm_lightning.data.datamodule import KSMDataModule, datamodule_of
 from ksm_lightning.evaluation.kernel_error import KernelNRMSE
 from ksm_lightning.kernels import symmetric_tiles
+from ksm_lightning.kernels.limits import EXACT_UP_TO
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network.readout import Readout
 from ksm_lightning.runs import metric_names
 from ksm_lightning.runs.metric_names import Stage
-from ksm_lightning.runs.start import SAMPLE_POINTS
 
 
 class KernelErrorEvaluation(ReadoutEvaluation):
@@ -75,7 +75,7 @@ class KernelErrorEvaluation(ReadoutEvaluation):
         assert data is not None
         assert isinstance(model, KernelSimilarityMatching)
         if trainer.loggers and trainer.enable_validation and not model.learner.not_finite():
-            x = evaluated_points(model, data, "val", min(self.max_points, SAMPLE_POINTS))[0]
+            x = evaluated_points(model, data, "val", min(self.max_points, EXACT_UP_TO))[0]
             scores = self._errors(trainer, model, data, x, "val")  # quick, and the checkpoint is still to be saved
             for logger in trainer.loggers:
                 logger.log_metrics(scores, trainer.global_step)

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ksm_lightning.kernels.limits import SMALL_TILE
 from ksm_lightning.kernels.precision import full_precision
 
 Pullback = Callable[[Tensor], Tensor]
 Prepared = tuple[Tensor, ...]
 
 # Points of which a diagonal is taken from a Gram block.
-_DIAGONAL_TILE = 64
 
 
 class PullbackParts(NamedTuple):
@@ -96,7 +96,7 @@ class Kernel(nn.Module, ABC):
 
     def diag(self, u: Tensor) -> Tensor:
         """Diagonal ``f(u_s, u_s)`` (n_u,) for ``u`` (n_u, m)."""
-        return torch.cat([self(tile, tile).diagonal() for tile in torch.split(u, _DIAGONAL_TILE)])
+        return torch.cat([self(tile, tile).diagonal() for tile in torch.split(u, SMALL_TILE)])
 
     def value_and_pullback(self, x: Tensor, w: Tensor) -> tuple[Tensor, Pullback]:
         """Block ``k = f(x, w)`` and the pullback ``c -> P`` with ``P_i = sum_b c_bi df(w_i, x_b)/dw_i``.
@@ -169,7 +169,7 @@ class Kernel(nn.Module, ABC):
         size = 1e-3 * torch.where(spread > 0, spread, 1.0).sqrt()
         signs = 1.0 - 2.0 * (torch.arange(w.shape[1], device=w.device) % 2)
         moved = wide + size * signs / w.shape[1] ** 0.5
-        tiles = zip(torch.split(wide, _DIAGONAL_TILE), torch.split(moved, _DIAGONAL_TILE), strict=True)
+        tiles = zip(torch.split(wide, SMALL_TILE), torch.split(moved, SMALL_TILE), strict=True)
         across = torch.cat([self(u, v).diagonal() for u, v in tiles])
         distance = self.diag(wide) + self.diag(moved) - 2 * across
         curvature = (distance / size.square()).to(w.dtype)

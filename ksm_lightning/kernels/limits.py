@@ -2,6 +2,8 @@
 
 TILE = 1000
 """Points whose kernel matrix is computed at once: the side of a tile, and the size of samples that show something."""
+SMALL_TILE = 64
+"""Points, or corrections of rank one, that are worked on together where only few are needed at a time."""
 ROWS_AT_ONCE = 8192
 """Rows of points, of features or of a table that are computed or read at once."""
 BYTES_AT_ONCE = 2**29

@@ -7,20 +7,19 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel
-from ksm_lightning.kernels.limits import EXACT_UP_TO, NOTICEABLE, POINTS_PER_LANDMARK, ROUNDING, TILE
+from ksm_lightning.kernels.limits import (
+    EXACT_UP_TO,
+    FLOAT32_ROUNDING,
+    NOTICEABLE,
+    POINTS_PER_LANDMARK,
+    ROUNDING,
+    SMALL_TILE,
+    TILE,
+)
 from ksm_lightning.learning.collectives import Collectives
 from ksm_lightning.network import KSMNetwork, TightNetwork
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS
 from ksm_lightning.network.pivots import residuals, weighted_draw
-
-# A landmark moves if the new position explains more than the old one by this many times the landmarks per point, plus
-# 1 % of a neuron's fair share of the whole. Both keep landmarks of equal worth from swapping positions.
-_ADVANTAGE = 10
-# Rank-one corrections that are kept apart before they are added to the matrices. A move makes two.
-_PENDING = 64
-# Largest error of an updated loss or gain, relative to itself plus the least worthwhile gain. Beyond that error the
-# exact value replaces the updated one and the choice is repeated.
-_DRIFT = 1e-6
 
 
 class Move(NamedTuple):
@@ -37,8 +36,10 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Mov
     The residual of a set of landmarks is ``R = F - f(x,W) f(W,W)^-1 f(W,x)``. Removing landmark i adds
     ``sum_x v_ix^2 / P_ii`` to its trace, with ``P = f(W,W)^-1`` and ``v = P f(W,x)``. Adding one at point c removes
     ``sum_x R_xc^2 / R_cc``, where the point's own share is not counted. The loss is close to 0 for
-    a neuron far from all data, for one of length 0, and for one of two at the same position. Each move is followed by
-    rank-one corrections, so that the next one takes it into account.
+    a neuron far from all data, for one of length 0, and for one of two at the same position. A landmark moves if its
+    gain exceeds ``1 + 10 n / samples`` times the loss, by 1 % of a neuron's fair share of the whole: both keep
+    landmarks of equal worth from swapping positions. Each move is followed by rank-one corrections, of which up to 64
+    are kept apart before they are added, so that the next move takes it into account.
 
     Of many points, 2,000 are drawn in proportion to their residual, or two per landmark: among them are the rare ones,
     and the sum over them weights points by their residual, as the kernel error does. With fewer than 10 points per
@@ -68,7 +69,7 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Mov
     K.diagonal().add_(ROUNDING)
     total = kernel.diag(points).sum()
     worthwhile = NOTICEABLE * float(total) / len(W)
-    advantage = 1 + _ADVANTAGE * len(W) / len(points)  # the largest of many gains is partly chance
+    advantage = 1 + POINTS_PER_LANDMARK * len(W) / len(points)  # the largest of many gains is partly chance
     smallest = 1e-9 * float(total) / len(points)
     state = _Exchange(kernel, points, K, kernel(points, W) * unit, smallest=smallest, worthwhile=worthwhile)
     most_loss = worthwhile if len(points) < POINTS_PER_LANDMARK * len(W) else math.inf
@@ -131,8 +132,8 @@ class _Exchange:
             R[stop:, rows] = R[rows, stop:].mT
         self.own = -R.diagonal()  # R_xx (samples,)
         self.own_P = self.P.diagonal().clone()
-        self.Z, self.X = drive.new_empty(_PENDING, n + samples), drive.new_empty(_PENDING, samples)
-        self.a = drive.new_empty(_PENDING)
+        self.Z, self.X = drive.new_empty(SMALL_TILE, n + samples), drive.new_empty(SMALL_TILE, samples)
+        self.a = drive.new_empty(SMALL_TILE)
         self.pending = 0
         self._score()
 
@@ -165,7 +166,9 @@ class _Exchange:
     def _has_drifted(self, index: int, row: Tensor, scale: Tensor) -> bool:
         """Whether the score ``g / scale`` was inaccurate. Its exact value then replaces it."""
         exact = row.square().sum()
-        has_drifted = bool((self.g[index] - exact).abs() > _DRIFT * (exact + self.worthwhile * scale.clamp(min=0)))
+        has_drifted = bool(
+            (self.g[index] - exact).abs() > FLOAT32_ROUNDING * (exact + self.worthwhile * scale.clamp(min=0))
+        )
         if has_drifted:
             self.g[index] = exact
         return has_drifted
@@ -186,7 +189,7 @@ class _Exchange:
         self.own_P += a * z[: self.n].square()
         self.Z[k], self.X[k], self.a[k] = z, x, a
         self.pending += 1
-        if self.pending == _PENDING:
+        if self.pending == SMALL_TILE:
             scaled = self.Z.mT * self.a
             self.T.addmm_(scaled, self.X)
             self.P.addmm_(scaled[: self.n], self.Z[:, : self.n])

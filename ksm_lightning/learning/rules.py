@@ -196,9 +196,10 @@ class NaturalRule(GainRule):
 
     def descend_W(self, W: Tensor, q: Tensor, seen: Correlations, step: StepSize) -> None:
         """``w_i += step_w q_i direction_i / (max(gain_i, floor) curvature_i / f(w_i,w_i))``, or without q: it is 1."""
-        row = 1 / seen.own.curvature
+        curvature, tiny = seen.own.curvature, torch.finfo(q.dtype).tiny  # it may be 0 in float32
+        row = 1 / (max(curvature, tiny) if isinstance(curvature, float) else curvature.clamp(min=tiny))
         if seen.drive is not None:
-            weighted = q if seen.own.value is None else q * seen.own.value.clamp(min=torch.finfo(q.dtype).tiny)
+            weighted = q if seen.own.value is None else q * seen.own.value.clamp(min=tiny)
             gain = q * weighted
             row = row * weighted / torch.maximum(gain, self.floor_of(gain))
         if isinstance(row, float):

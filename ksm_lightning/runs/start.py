@@ -8,7 +8,7 @@ from ksm_lightning.data import KSMDataModule
 from ksm_lightning.data.datamodule import datamodule_of
 from ksm_lightning.data.loaders import FirstBatches
 from ksm_lightning.kernels import auto_width, chooses_width
-from ksm_lightning.kernels.limits import TILE
+from ksm_lightning.kernels.limits import EXACT_UP_TO, TILE
 from ksm_lightning.learning import HyperParameters, Learner, Schedule, candidate_count, check_range
 from ksm_lightning.learning.learner import Stage
 from ksm_lightning.learning.training import start_at
@@ -17,15 +17,15 @@ from ksm_lightning.private_apis import training_loader
 from ksm_lightning.runs.processes import on_first_process
 from ksm_lightning.runs.run_state import StoppableModule
 
-SAMPLE_POINTS = 2000
-"""Size of the fixed sample: on it the bound is measured, and whether the kernel is in range and a neuron responds."""
-
 StartingPoints = KSMDataModule | FirstBatches
 
 
 def fixed_sample(data: StartingPoints) -> Tensor:
-    """A random sample of the training points (samples, m), the same in every run on these data."""
-    return data.random_points(SAMPLE_POINTS, torch.Generator().manual_seed(0))
+    """2,000 random training points (samples, m), the same in every run on these data.
+
+    The bound is measured on them, and whether the kernel is in range and a neuron responds.
+    """
+    return data.random_points(EXACT_UP_TO, torch.Generator().manual_seed(0))
 
 
 class StartingModule(StoppableModule):
@@ -85,7 +85,7 @@ class StartingModule(StoppableModule):
 
         def count_for(features: int) -> int:
             is_started, p = self.learner.stage == "learning", self.hparams["num_landmarks"]
-            return SAMPLE_POINTS if is_started else candidate_count(p, features)
+            return EXACT_UP_TO if is_started else candidate_count(p, features)
 
         self._first_batches = FirstBatches(training_loader(self.trainer), count_for)
 

@@ -20,7 +20,6 @@ from ksm_lightning.sklearn.settings import Sizes
 
 # The result is exact to this fraction: repeated fits differ by as much.
 _EXACT = 0.03
-_MOST_FITS = 10
 
 
 class Split(NamedTuple):
@@ -67,7 +66,7 @@ def find_components(error_of: Callable[[int], float], predicted: Tensor, limit: 
         96
     """
     low, high, ratio, errors = 0, most, 1.0, dict[int, float]()
-    for _ in range(_MOST_FITS):
+    for _ in range(FEW):
         if high - low <= max(1, math.floor(_EXACT * high)) and high in errors:
             break
         enough = (predicted * ratio <= limit).nonzero()
