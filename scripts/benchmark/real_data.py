@@ -27,7 +27,7 @@ from ksm_lightning.evaluation.kernel_error import kernel_nrmse
 from ksm_lightning.files import write_text
 from ksm_lightning.kernels import Kernel, make_kernel, random_subset
 from ksm_lightning.network.readout import LandmarkFeatures
-from ksm_lightning.network.readout_matrices import READOUT_SAMPLE, least_squares_matrix
+from ksm_lightning.network.readout_matrices import least_squares_matrix
 from ksm_lightning.sklearn import KSMTransformer
 
 Record = dict[str, Any]
@@ -95,6 +95,7 @@ DATA: dict[str, Callable[[Path], Arrays]] = {
 }
 LARGER = tuple(DATA)[:6]
 REGRESSION = ("California housing", "diabetes")
+RIVAL_SAMPLE = 10_000
 # Name and width of a kernel; widths are in units of the median distance between two points.
 KERNELS: dict[str, tuple[str, float | None]] = {
     "Gaussian 0.25": ("gaussian", 0.25),
@@ -161,8 +162,8 @@ def cells_of(names: Sequence[str], sizes: Sequence[int], rows: Callable[[str], i
 
 
 def sample_of(x: Tensor) -> Tensor:
-    """The rows that readouts are fitted to, the same as those of `KSMTransformer`."""
-    return x[random_subset(len(x), READOUT_SAMPLE)]
+    """The rows that readouts of other landmarks are fitted to, twice as many as those of `KSMTransformer`."""
+    return x[random_subset(len(x), RIVAL_SAMPLE)]
 
 
 def ours(kernel: Kernel, x: Tensor, n: int, **options: Any) -> KSMTransformer:

@@ -64,8 +64,9 @@ def test_blocks_end_at_every_stop_and_at_the_last_update():
     assert list(loader.blocks(277)) == []
 
 
-def test_blocks_end_at_milestones_which_are_rare_in_a_long_run():
-    loader = make_loader(updates_per_epoch=10_000, updates_at_once=10_000, ends_at_milestones=True)
+def test_blocks_end_at_milestones_which_are_rare_in_a_long_run(monkeypatch):
+    monkeypatch.setattr("ksm_lightning.data.loaders.UPDATES_AT_ONCE", 10_000)
+    loader = make_loader(updates_per_epoch=10_000, ends_at_milestones=True)
     ends = [first + updates for first, updates in loader.blocks(0)]
     assert ends == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 10_000]
 

@@ -145,7 +145,7 @@ def test_the_minimum_on_half_moons_is_the_ground_truth(monkeypatch, n, p, error)
     x, kernel, ridge = HalfMoonsDataModule(seed=0).train_points.data.double(), GaussianKernel(0.3), 1e-6
     start = x[pivoted_cholesky(kernel, x, p, torch.Generator().manual_seed(1))]
     early = minimise_bound(kernel, x, start, n, ridge, 150)
-    monkeypatch.setattr(descent, "_PROGRESS", 0.0)  # no early end
+    monkeypatch.setattr(descent, "PROGRESS", 0.0)  # no early end
     W = minimise_bound(kernel, x, early, n, ridge, 200)
     k, K = kernel(x, W), add_jitter(kernel(W, W), torch.float64)
     inner = solve_inner(k.mT @ k / len(x), K, n, ridge)

@@ -26,7 +26,7 @@ def test_all_directions_give_the_whole_matrix(problem):
 
 def test_leading_eigenvalues_are_exact_and_the_trace_is_kept(problem, monkeypatch):
     kernel, x, W, q = problem
-    monkeypatch.setattr(spectrum, "_BLOCK", 700)
+    monkeypatch.setattr(spectrum, "ROWS_AT_ONCE", 700)
     B = similarity_moment(kernel, [x], W).of_drive(q)
     found = spectrum.leading_spectrum(kernel, x, W, q, rank=30)
     assert_close(found.values[-10:], torch.linalg.eigvalsh(B)[-10:], rtol=1e-3, atol=0)

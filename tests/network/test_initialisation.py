@@ -44,8 +44,8 @@ def reference_lloyd(x: Tensor, W: Tensor, iterations: int) -> Tensor:
 
 @pytest.mark.parametrize("kernel", [GaussianKernel(0.5), LaplacianKernel(2.0)], ids=str)
 def test_a_radial_kernel_gives_euclidean_kmeans(rng, monkeypatch, kernel):
-    monkeypatch.setattr(initialisation, "_PROGRESS", -1.0)  # no early end
-    monkeypatch.setattr(initialisation, "_BLOCK", 100)
+    monkeypatch.setattr(initialisation, "PROGRESS", -1.0)  # no early end
+    monkeypatch.setattr(initialisation, "TILE", 100)
     x = 1000 + torch.randn(330, 4, generator=rng)
     W = torch.cat([x[:9], torch.full((1, 4), -1e4)])  # the last has no points
     moved = lloyd(kernel, x, W, 5)

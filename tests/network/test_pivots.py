@@ -37,7 +37,7 @@ def test_pivots_are_drawn_in_proportion_to_their_residuals(kernel):
 
 @pytest.mark.parametrize("spec", KERNELS, ids=str)
 def test_residuals_equal_those_of_the_pseudo_inverse(rng, monkeypatch, spec):
-    monkeypatch.setattr(pivots, "_BLOCK", 30)
+    monkeypatch.setattr(pivots, "ROWS_AT_ONCE", 30)
     kernel = make_kernel(spec[0], **spec[1])
     x, W = (torch.randn(count, 4, generator=rng, dtype=torch.float64) for count in (100, 3))
     found = residuals(kernel, x, W)
