@@ -45,8 +45,8 @@ class DataInit:
 
     Args:
         points: Candidates (samples, m).
-        iterations: Largest number of iterations of :func:`lloyd` that then move W to means of nearby candidates.
-            Default: 0, W stays at data points.
+        iterations: Largest number of iterations of :func:`lloyd` that then move W to means of nearby candidates, where
+            these represent the candidates better. Default: 0, W stays at data points.
     """
 
     def __init__(self, points: Tensor, iterations: int = 0) -> None:
@@ -63,7 +63,21 @@ class DataInit:
             )
         points = self.points.repeat(-(-num_neurons // len(self.points)), 1)
         W = points[pivoted_cholesky(kernel, points, num_neurons, generator)]
-        return lloyd(kernel, self.points, W, self.iterations) if self.iterations else W
+        return _better(kernel, points, W, lloyd(kernel, points, W, self.iterations)) if self.iterations else W
+
+
+@torch.no_grad()
+def _better(kernel: Kernel, points: Tensor, pivots: Tensor, means: Tensor) -> Tensor:
+    """Each landmark (n, m) at its mean, or at its pivot if that represents the points next to it better.
+
+    The mean of two rare points can be unlike both.
+    """
+    tiny, sums = torch.finfo(points.dtype).tiny, points.new_zeros(2, len(pivots))
+    for part in torch.split(points, TILE):
+        squares = torch.stack([kernel(part, W).square_() / kernel.diag(W).clamp(min=tiny) for W in (pivots, means)])
+        nearest = squares.amax(0).argmax(1)
+        sums.index_add_(1, nearest, squares[:, torch.arange(len(part), device=part.device), nearest])
+    return torch.where((sums[0] > sums[1])[:, None], pivots, means)
 
 
 @torch.no_grad()
