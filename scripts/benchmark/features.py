@@ -39,6 +39,7 @@ from real_data import (
 from results import machine, table, timed, write_sections
 
 from ksm_lightning.baselines import Nystroem
+from ksm_lightning.network.readout import LandmarkFeatures
 
 ROOT = Path(__file__).resolve().parents[2]
 UPDATES = {"tight": 25, "paper": 2000}
@@ -66,7 +67,7 @@ def updates(cell: Cell, is_quick: bool) -> Record:
             features[f"{bound}_nystroem_{name}"] = Nystroem(kernel, len(W), landmarks=W).fit(x).transform(held_out)
             features[f"{bound}_default_{name}"] = features_of(found, held_out)
             if bound == "paper":
-                features[f"paper_neural_{name}"] = found.network_(held_out)
+                features[f"paper_neural_{name}"] = LandmarkFeatures.of(found.network_, "neural")(held_out)
     return scores(kernel, held_out, features)
 
 

@@ -147,6 +147,7 @@ def test_a_width_of_auto_is_a_number_that_a_continued_run_keeps(trained, tmp_pat
     assert f"has kernel_params={saved}, but {{'sigma': 2.5}} was given" in sentence
 
 
+@pytest.mark.filterwarnings("ignore:The network does not respond")  # landmarks between points, of a narrow kernel
 @pytest.mark.parametrize(("sigma", "problem"), [(0.05, "too narrow for 3 features"), (500, "too wide")])
 def test_the_end_says_if_a_kernel_is_too_narrow_or_too_wide(trained, tmp_path, monkeypatch, capsys, sigma, problem):
     shutil.copy(trained / "x.npy", tmp_path)

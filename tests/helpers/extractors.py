@@ -39,18 +39,26 @@ def extractor_of(kernel=None, readout="neural", **options) -> FeatureExtractor:
     )
 
 
-def reference(spec, readout: str, raw: np.ndarray) -> np.ndarray:
-    """The features by definition, in float64 and with loops for the kernel."""
+def reference(spec, readout: str, raw: np.ndarray, num_features: int | None = None) -> np.ndarray:
+    """The features by definition, in float64 and with loops for the kernel.
+
+    Those of ``num_features`` are the leading principal components of the sample of :func:`extractor_of`, by the SVD.
+    """
     network = network_of(registry.make_kernel(spec[0], **spec[1]))
     W, q, L = (p.detach().double() for p in (network.W, network.q, network.L))
     x = torch.tensor((raw.astype(np.float64) - MEAN) / SCALE)
     drive = references.gram(*spec, x, W).numpy()
     if readout == "neural":
         return drive * q.numpy() @ np.linalg.inv(L.numpy() + 0.01 * np.eye(len(L)))
-    if readout == "nystroem":
-        return drive @ nystroem_matrix(network.kernel, W).numpy()
     sample = torch.tensor((raw_points(60, seed=5) - MEAN) / SCALE)
+    of_sample = references.gram(*spec, sample, W).numpy()
+
+    def compressed(M: np.ndarray) -> np.ndarray:
+        return M @ np.linalg.svd(of_sample @ M)[2][:num_features].T if num_features else M
+
+    if readout == "nystroem":
+        return drive @ compressed(nystroem_matrix(network.kernel, W).numpy())
     ridge = LEAST_SQUARES_RIDGE * network.kernel.diag(sample).mean()
-    M = least_squares_matrix(network.kernel, W, sample, ridge=ridge).numpy()
+    M = compressed(least_squares_matrix(network.kernel, W, sample, ridge=ridge).numpy())
     squares, directions = np.linalg.eigh(M.T @ references.gram(*spec, W, W).numpy() @ M)  # at most 4 near any point
     return drive @ M @ (directions * np.sqrt(np.minimum(1, 4 / np.maximum(squares, 1e-300)))) @ directions.T
