@@ -19,7 +19,7 @@ from ksm_lightning.kernels.limits import (
 from ksm_lightning.learning.collectives import Collectives
 from ksm_lightning.network import KSMNetwork, TightNetwork
 from ksm_lightning.network.landmark_error import MANY_LANDMARKS
-from ksm_lightning.network.pivots import residuals, weighted_draw
+from ksm_lightning.network.pivots import nearest_points, residuals, weighted_draw
 
 
 class Move(NamedTuple):
@@ -42,7 +42,8 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Mov
     are kept apart before they are added, so that the next move takes it into account.
 
     Of many points, 2,000 are drawn in proportion to their residual, or two per landmark: among them are the rare ones,
-    and the sum over them weights points by their residual, as the kernel error does. With fewer than 10 points per
+    and the sum over them weights points by their residual, as the kernel error does. The point next to each landmark is
+    added, without which a landmark at a rare point would seem idle. With fewer than 10 points per
     landmark only idle landmarks move, which explain almost nothing: the others would fit the points. More than 2,048
     landmarks are not searched, because the matrices (n, n) and (n + samples, samples) would take too long.
 
@@ -58,7 +59,8 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int) -> list[Mov
     count = max(EXACT_UP_TO, 2 * len(W))
     order = torch.arange(len(points), device=points.device)
     if len(points) > count:
-        order = weighted_draw(residuals(kernel, points, W), count, torch.Generator().manual_seed(0))
+        drawn = weighted_draw(residuals(kernel, points, W), count, torch.Generator().manual_seed(0))
+        order = torch.unique(torch.cat([drawn, nearest_points(kernel, points, W)]))
     points, W = points[order].double(), W.double()
     K = kernel(W, W)
     if not K.isfinite().all():

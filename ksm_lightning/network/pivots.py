@@ -106,3 +106,22 @@ def residuals(kernel: Kernel, x: Tensor, W: Tensor) -> Tensor:
         explained = torch.linalg.solve_triangular(lower, kernel(W, part), upper=False).square().sum(0)
         parts.append((kernel.diag(part) - explained).clamp_(min=0))
     return torch.cat(parts)
+
+
+@torch.no_grad()
+def nearest_points(kernel: Kernel, x: Tensor, W: Tensor) -> Tensor:
+    """Indices (p,) of the points that are most similar to each landmark, by ``f(x,w)^2 / f(x,x)``.
+
+    Example:
+        >>> from ksm_lightning.kernels import GaussianKernel
+        >>> nearest_points(GaussianKernel(1.0), torch.tensor([[0.0], [3.0], [9.0]]), torch.tensor([[8.0], [0.5]]))
+        tensor([2, 0])
+    """
+    best, index = W.new_full((len(W),), -1.0), torch.zeros(len(W), dtype=torch.int64, device=W.device)
+    for start in range(0, len(x), ROWS_AT_ONCE):
+        part = x[start : start + ROWS_AT_ONCE].to(W)
+        length = kernel.diag(part).clamp(min=torch.finfo(W.dtype).tiny)
+        value, nearest = (kernel(part, W).square_() / length[:, None]).max(0)
+        index = torch.where(value > best, start + nearest, index)
+        best = torch.maximum(best, value)
+    return index
