@@ -2,8 +2,9 @@
 
 ``last.ckpt`` is then an index: a checkpoint without the rows, whose section ``ksm_lightning`` has ``panels``: the
 ``files``, each with its ``name`` in the folder ``panels`` beside the checkpoint, its ``rows`` and a ``digest``. A file
-holds a mapping of tensors: ``W``, ``q`` and ``L``, and if it exists ``inverse.inverse`` of the learner. The format of ``torch.distributed.checkpoint`` is not used, because its index is unpickled
-without restrictions, and nothing that a checkpoint names is run here.
+holds a mapping of tensors: ``W``, ``q`` and ``L``, and if it exists ``inverse.inverse`` of the learner. The format of
+``torch.distributed.checkpoint`` is not used, because its index is unpickled without restrictions, and nothing that a
+checkpoint names is run here.
 """
 
 import pickle

@@ -1,6 +1,5 @@
 """The baselines against NumPy, scikit-learn, probabilities computed by hand and limit cases."""
 
-import itertools
 import math
 import pickle
 from functools import partial

@@ -55,7 +55,10 @@ def test_the_gradient_equals_finite_differences(rng, spec, n):
 
 def test_in_float32_bound_and_gradient_are_nearly_those_of_float64(rng):
     kernel, x, W = GaussianKernel(0.8), normal(rng, 500, 3), normal(rng, 8, 3)
-    wide, narrow = bound_and_gradient(kernel, x, W, 6, RIDGE), bound_and_gradient(kernel, x.float(), W.float(), 6, RIDGE)
+    wide, narrow = (
+        bound_and_gradient(kernel, x, W, 6, RIDGE),
+        bound_and_gradient(kernel, x.float(), W.float(), 6, RIDGE),
+    )
     assert narrow[0] == pytest.approx(wide[0], rel=1e-5)
     assert narrow[1].dtype == torch.float64
     assert (narrow[1] - wide[1]).norm() < 1e-4 * wide[1].norm()

@@ -63,7 +63,7 @@ def test_any_number_of_ranks_reads_what_any_number_has_written(tmp_path, writers
 
 def test_a_learner_without_inverse_has_smaller_panels(tmp_path):
     content = whole()
-    content["ksm_lightning"]["learner"] ["inverse"] = {}
+    content["ksm_lightning"]["learner"]["inverse"] = {}
     index = write(tmp_path, content, 2)
     read_rows(index, tmp_path)
     assert digest_of(index) == digest_of(content)
