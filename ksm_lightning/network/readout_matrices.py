@@ -155,4 +155,4 @@ def limit_readout(kernel: Kernel, W: Tensor, M: Tensor, limit: float = FEATURE_L
     W, M = W.double(), M.double()
     values, vectors = torch.linalg.eigh(M.mT @ kernel(W, W) @ M)
     factors = (limit / values.clamp(min=torch.finfo(values.dtype).tiny)).clamp(max=1).sqrt()
-    return M if bool((factors == 1).all()) else M @ (vectors * factors) @ vectors.mT
+    return torch.where((factors == 1).all(), M, M @ (vectors * factors) @ vectors.mT)
