@@ -87,6 +87,6 @@ def test_the_summary_says_it_too(capsys):
                "--trainer.enable_progress_bar=false", "--trainer.max_steps=20"]  # fmt: skip
     main(["fit", *options, "--model.updates=30"])
     lines = capsys.readouterr().out.splitlines()
-    assert "Stopped at 20 of 30 updates: rates annealed to 49 % only, L not consolidated." in lines
+    assert "Stopped at 20 of 30 updates: rates annealed to 48 % only, L not consolidated." in lines
     main(["fit", *options, "--model.updates=20"])
     assert "Stopped at" not in capsys.readouterr().out
