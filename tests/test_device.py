@@ -24,7 +24,6 @@ from ksm_lightning.learning.schedule import Phase
 from ksm_lightning.learning.spectrum import leading_spectrum
 from ksm_lightning.module import KernelSimilarityMatching
 from ksm_lightning.network import functional
-from ksm_lightning.network.pivots import residuals
 from ksm_lightning.network.preprocessing import Preprocessing
 from ksm_lightning.network.readout import READOUTS, read_out
 
@@ -82,7 +81,7 @@ def test_tight_updates_stay_on_the_device_and_do_not_synchronise(fake_cuda, spec
     learner = model(spec[0], None, inverse, "tight", num_landmarks, **spec[1]).learner
     learn_on_the_device(learner)
     state = learner.state_dict()["rule"]
-    assert (state["mean"].device, state["square"].device, state["steps"]) == (CUDA, CUDA, 3)
+    assert (state["square"].device, state["steps"]) == (CUDA, 3)
 
 
 def test_a_tight_network_is_used_on_the_device(fake_cuda, spec):
@@ -215,10 +214,6 @@ def test_ridge_regression_stays_on_the_device(fake_cuda):
 
 def test_the_distances_of_kmeans_stay_on_the_device(fake_cuda):
     assert _distances(on_cuda(40, 5), on_cuda(3, 4, 5)).shape == (40, 3, 4)
-
-
-def test_the_residuals_of_landmarks_stay_on_the_device(fake_cuda):
-    assert residuals(make_kernel("gaussian"), on_cuda(30, 4), on_cuda(5, 4)).device == CUDA
 
 
 def test_the_values_of_the_figures_stay_on_the_device(fake_cuda, spec):

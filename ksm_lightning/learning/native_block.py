@@ -150,9 +150,7 @@ def make_block(fill: Callable[..., None], self_formula: SelfFormula) -> Callable
                     gradient_q += (q[i] * norm2[i] - share * drive) ** 2
                 smallest = min(smallest, abs(q[i]))
                 if is_natural:
-                    size = step_W / curvature[i]
-                    if learns_q:
-                        size *= gain_i * norm2[i] / max(gain[i], floor)
+                    size = step_W * gain_i * norm2[i] / (max(gain[i], floor) * curvature[i])
                     step = step_q * (share * drive / norm2[i] - q[i])
                 else:
                     size = step_W / gain_i

@@ -195,15 +195,12 @@ class NaturalRule(GainRule):
         return torch.dot(gain, self._floor)
 
     def descend_W(self, W: Tensor, q: Tensor, seen: Correlations, step: StepSize) -> None:
-        """``w_i += step_w q_i direction_i / (max(gain_i, floor) curvature_i / f(w_i,w_i))``, or without q: it is 1."""
+        """``w_i += step_w q_i direction_i / (max(gain_i, floor) curvature_i / f(w_i,w_i))``."""
         curvature, tiny = seen.own.curvature, torch.finfo(q.dtype).tiny  # it may be 0 in float32
         row = 1 / (max(curvature, tiny) if isinstance(curvature, float) else curvature.clamp(min=tiny))
-        if seen.drive is not None:
-            weighted = q if seen.own.value is None else q * seen.own.value.clamp(min=tiny)
-            gain = q * weighted
-            row = row * weighted / torch.maximum(gain, self.floor_of(gain))
-        if isinstance(row, float):
-            row = torch.full_like(q, row)
+        weighted = q if seen.own.value is None else q * seen.own.value.clamp(min=tiny)
+        gain = q * weighted
+        row = row * weighted / torch.maximum(gain, self.floor_of(gain))
         W.addcmul_(seen.direction, (row * (step * seen.per_sample))[:, None])
 
     def descend_q(self, q: Tensor, seen: Correlations, step: StepSize) -> None:

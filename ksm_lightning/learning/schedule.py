@@ -210,7 +210,7 @@ class AdaptiveSchedule(Schedule):
         >>> schedule.rates(0, num_neurons=16, batch=64)
         Rates(W=0.03333333333333333, q=0.03333333333333333, L=0.1)
         >>> round(schedule.rates(0, num_neurons=640, batch=64).L, 4)
-        0.0242
+        0.025
     """
 
     is_natural = True

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels import Kernel, random_subset
+from ksm_lightning.kernels import Kernel, kernel_sample, random_subset
 from ksm_lightning.kernels.limits import NUMBERS_AT_ONCE, POINTS_PER_LANDMARK, UPDATES_AT_ONCE
 from ksm_lightning.learning.acceleration import Acceleration
 from ksm_lightning.learning.descent import minimise_bound
@@ -129,7 +129,13 @@ def fit_network(
     learner.start(candidates)
     if kernel.is_differentiable and min(len(x), READOUT_SAMPLE) >= POINTS_PER_LANDMARK * num_neurons:
         W = minimise_bound(
-            kernel, candidates[:READOUT_SAMPLE], network.W.detach(), num_neurons, network.ridge, updates, progress
+            kernel,
+            kernel_sample(kernel, candidates, READOUT_SAMPLE),
+            network.W.detach(),
+            num_neurons,
+            network.ridge,
+            updates,
+            progress,
         )
         network.W.data.copy_(W)
     learner.finish(in_blocks(x))

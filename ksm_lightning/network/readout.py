@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels import Kernel, full_precision, random_subset
+from ksm_lightning.kernels import Kernel, full_precision, kernel_sample
 from ksm_lightning.kernels.limits import ROWS_AT_ONCE
 from ksm_lightning.network.ksm_network import KSMNetwork
 from ksm_lightning.network.preprocessing import Frozen
@@ -92,7 +92,7 @@ def readout_matrix(
         raise ValueError(
             f"The readout {readout} with {count} features of {len(W)} landmarks needs a sample of the data: pass one."
         )
-    x = x[random_subset(len(x), readout_sample_size(len(W))).to(x.device)]
+    x = kernel_sample(kernel, x, readout_sample_size(len(W)))
     if readout == "nystroem":
         return compress(kernel, W, nystroem_matrix(kernel, W), x, count)
     return robust_least_squares(kernel, W, x, count)

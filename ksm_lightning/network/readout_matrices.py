@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import Kernel, inverse_root, symmetric_tiles
-from ksm_lightning.kernels.limits import NOTICEABLE, POINTS_PER_LANDMARK, ROWS_AT_ONCE
+from ksm_lightning.kernels.limits import EXACT_UP_TO, NOTICEABLE, POINTS_PER_LANDMARK, ROWS_AT_ONCE
 
 READOUT_SAMPLE = 5000
 """Number of points that a readout is fitted to, or four per landmark."""
@@ -159,19 +159,19 @@ def limit_readout(kernel: Kernel, W: Tensor, M: Tensor, limit: float = FEATURE_L
     W, M = W.double(), M.double()
     values, vectors = torch.linalg.eigh(M.mT @ kernel(W, W) @ M)
     factors = (limit / values.clamp(min=torch.finfo(values.dtype).tiny)).clamp(max=1).sqrt()
-    return M if bool((factors == 1).all()) else M @ (vectors * factors) @ vectors.mT
+    return torch.where((factors == 1).all(), M, M @ (vectors * factors) @ vectors.mT)
 
 
 @torch.no_grad()
 def robust_least_squares(kernel: Kernel, W: Tensor, x: Tensor, count: int) -> Tensor:
     """The least-squares matrix M (p, k) of a sample, in float64, with a ridge and a limit on the features.
 
-    A sample of 5,000 points or more is probably a part of the data and lacks rare points, for which landmarks stand:
+    A sample of more than 2,000 points is probably a part of the data and lacks rare points, for which landmarks stand:
     they become points of it, see :func:`weights_of_landmarks`. Otherwise nothing would determine the features near
     them, and one rare point could double the error of all.
     """
     ridge, points, weights = LEAST_SQUARES_RIDGE * kernel.diag(x).double().mean(), x, None
-    if len(x) >= READOUT_SAMPLE:
+    if len(x) > EXACT_UP_TO:
         points = torch.cat([x, _of_typical_length(kernel, W, x)])
         weights = torch.cat([x.new_ones(len(x)), weights_of_landmarks(kernel, W, x)])
     return limit_readout(kernel, W, least_squares_matrix(kernel, W, points, count, weights=weights, ridge=ridge))

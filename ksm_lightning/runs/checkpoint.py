@@ -9,11 +9,12 @@ A checkpoint is a Lightning checkpoint with tensors and plain values only:
 ``global_step``      updates done; the schedule and the batches are functions of it
 ``ksm_lightning``    ``format``, the number :data:`FORMAT`; ``learner``, the ``rate_factor``, the tracked ``inverse``
                      (its ``inverse``, ``ridge``, ``drift`` and ``age``; empty if none is tracked) and the average of
-                     the tight ``rule`` (``square`` and ``steps``, or empty); ``preprocessing``, ``mean``, ``scale``,
-                     ``image_shape`` and ``crop`` of the training data, or None; ``run``, whether it ``needs_finish``
-                     after its last update, and sum and number of the energies observed in its epoch; ``training``, the
-                     :class:`~ksm_lightning.runs.conditions.TrainingConditions`; ``covers``, the keys of the checkpoint
-                     that the ``digest`` was computed of, which are all that existed when :func:`seal` was called;
+                     the tight ``rule`` (``square`` and ``steps``, or empty); ``preprocessing``, the ``mean``,
+                     ``scale``, ``image_shape`` and ``crop`` of the training data, or None; ``run``, whether it
+                     ``needs_finish`` after its last update, and sum and number of the energies observed in its epoch;
+                     ``training``, the :class:`~ksm_lightning.runs.conditions.TrainingConditions`;
+                     ``covers``, the keys of the checkpoint that the ``digest`` was computed of, which are
+                     all that existed when :func:`seal` was called;
                      ``panels``, only if processes shared the neurons: the index of the files that hold the weights
                      (:mod:`ksm_lightning.runs.panels`)
 other keys           Lightning's own: loops, callbacks, optimizer groups, and under the name of the datamodule's class

@@ -44,8 +44,7 @@ class Cost(NamedTuple):
 def update_cost(n: int, m: int, batch: int, ranks: int, *, means: int = 1) -> Cost:
     """An update between two refreshes of the inverse.
 
-    ``means`` is the number of means over all neurons that the rule needs: 1 for natural steps with gains q, 0 for
-    others.
+    ``means`` is the number of means over all neurons that the rule needs: 1 for natural steps, 0 for the paper's.
 
     Example:
         >>> update_cost(10_000, 400, 64, ranks=8).operations / update_cost(10_000, 400, 64, ranks=1).operations

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ksm_lightning.evaluation.plausibility import width_advice
-from ksm_lightning.kernels import AUTO, Kernel, auto_width, random_subset
+from ksm_lightning.kernels import AUTO, Kernel, auto_width, kernel_sample, random_subset
 from ksm_lightning.kernels.limits import FIRST_SAMPLES
 from ksm_lightning.learning import Stream, check_range, sample_size
 from ksm_lightning.learning.samples import Samples, in_blocks
@@ -196,8 +196,8 @@ class KSMTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             half_life=self.half_life, seed=seed,
         )  # fmt: skip
         self._stream.seen = self._stream.reservoir.seen = len(rows)
-        chosen = random_subset(len(x), readout_sample_size(network.num_landmarks))
-        sample = None if self.readout == "neural" else x[chosen]
+        size = readout_sample_size(network.num_landmarks)
+        sample = None if self.readout == "neural" else kernel_sample(network.kernel, x, size)
         encoder = LazyEncoder(network, self._stream, check_readout(self.readout), n, sample)
         self._encoder = encoder_of(encoder, self._stream)
         self.kernel_, self.n_samples_seen_, self.n_components_ = network.kernel, len(rows), n

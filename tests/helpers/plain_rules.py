@@ -49,10 +49,8 @@ def descent(network: KSMNetwork, gradients: Gradients, self_similarity: Tensor, 
         return gradients._replace(W=gradients.W / q2[:, None])
     tiny = torch.finfo(q2.dtype).tiny
     norm2 = self_similarity.clamp(min=tiny)
-    scale = network.kernel.curvature(network.W)
-    if not network.kernel.is_homogeneous:  # the length of w is its gain
-        gain = q2 * norm2
-        scale = scale * torch.maximum(gain, GAIN_FLOOR * gain.mean()) / norm2
+    gain = q2 * norm2
+    scale = torch.maximum(gain, GAIN_FLOOR * gain.mean()) / norm2 * network.kernel.curvature(network.W)
     return Gradients(gradients.W / scale[:, None], gradients.q / norm2, gradients.L * 2)
 
 

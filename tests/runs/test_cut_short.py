@@ -38,9 +38,9 @@ TWO = PhaseSchedule([Phase(100, kernel_params={"alpha": 1}), Phase(50)])
             AdaptiveSchedule(2000),
             1300,
             True,
-            "1,300 of 2,000 updates: rates annealed to 51 % only, L not consolidated.",
+            "1,300 of 2,000 updates: rates annealed to 50 % only, L not consolidated.",
         ),
-        (TightSchedule(1000), 900, False, "900 of 1,000 updates: rates annealed to 16 % only."),
+        (TightSchedule(1000), 900, False, "900 of 1,000 updates: rates annealed to 14 % only."),
         (PhaseSchedule([Phase(100)]), 40, False, "40 of 100 updates."),
         (PhaseSchedule([Phase(100)]), 40, True, "40 of 100 updates: L not consolidated."),
         (TWO, 40, False, "40 of 150 updates: 0 of 2 phases done, trained with another kernel (alpha=1)."),
@@ -87,6 +87,6 @@ def test_the_summary_says_it_too(capsys):
                "--trainer.enable_progress_bar=false", "--trainer.max_steps=20"]  # fmt: skip
     main(["fit", *options, "--model.updates=30"])
     lines = capsys.readouterr().out.splitlines()
-    assert "Stopped at 20 of 30 updates: rates annealed to 49 % only, L not consolidated." in lines
+    assert "Stopped at 20 of 30 updates: rates annealed to 48 % only, L not consolidated." in lines
     main(["fit", *options, "--model.updates=20"])
     assert "Stopped at" not in capsys.readouterr().out
