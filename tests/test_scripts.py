@@ -294,6 +294,17 @@ def test_each_name_in_capitals_with_a_number_in_its_value_is_a_constant(tmp_path
     assert found == [("A", 1), ("_B", 1), ("C", 2), ("D", 3), ("E", 4), ("F", 7), ("H", 11), ("H", 13)]
 
 
+def test_there_are_few_constants_and_each_has_a_row_in_the_tables(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import count_constants
+
+    names = {each.name for each in count_constants.tuning_constants()}
+    section = (ROOT / "ksm_lightning" / "README.md").read_text().partition("## Constants")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert {name.rpartition(".")[2] for row in rows for name in re.findall("`(.*?)`", row)} == names
+    assert len(count_constants.tuning_constants()) <= 80
+
+
 def test_constants_are_counted_by_file_and_folder(capsys):
     assert run("count_constants.py", "--lines") == 0
     text = capsys.readouterr().out

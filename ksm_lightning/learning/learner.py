@@ -140,7 +140,7 @@ class Learner:
                 update = numbers[index]
                 self.set_kernel_for(update)
                 if sample is not None and self.schedule.relocates_before(update):
-                    self.move_idle_landmarks(sample(update, batches[index]))
+                    self.move_idle_landmarks(sample(update, batches[index]), only_idle=True)
                 together = numbers[index : index + self._updates.most_at_once]
                 count = self._undisturbed(together, sample is not None)
                 for observed in self._updates.run(index, count, observe):

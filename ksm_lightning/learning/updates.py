@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ksm_lightning.kernels import full_precision
-from ksm_lightning.kernels.limits import BYTES_AT_ONCE
+from ksm_lightning.kernels.limits import BYTES_AT_ONCE, UPDATES_AT_ONCE
 from ksm_lightning.learning.acceleration import Acceleration, Accelerator, Batch, StepSizes
 from ksm_lightning.learning.collectives import Collectives
 from ksm_lightning.learning.native import MOST_LANDMARKS, NativeUpdates
@@ -107,7 +107,7 @@ class Updates:
         """Largest number of updates that :meth:`run` should be given, so that signals are seen in between."""
         if self.is_native:
             numbers = self._block.shape[1] * (len(self._W) + len(self._L))  # that an observed update shows
-            return max(1, BYTES_AT_ONCE // (8 * numbers))
+            return max(1, min(UPDATES_AT_ONCE, BYTES_AT_ONCE // (8 * numbers)))
         return 1
 
     def run(self, index: int, count: int, observe: Callable[[int], bool] | None = None) -> list[Observed]:

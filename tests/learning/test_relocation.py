@@ -75,7 +75,7 @@ def assert_same_moves(kernel: Kernel, x: Tensor, W: Tensor, most: int) -> int:
 @pytest.mark.parametrize(("n", "samples", "m"), [(1, 10, 2), (12, 100, 2), (46, 165, 2), (40, 150, 5), (60, 90, 12)])
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_moves_equal_those_of_the_slow_search(rng, monkeypatch, kernel, n, samples, m):
-    monkeypatch.setattr(relocation, "_PENDING", 6)  # corrections are added to the matrices within a run
+    monkeypatch.setattr(relocation, "SMALL_TILE", 6)  # corrections are added to the matrices within a run
     monkeypatch.setattr(relocation, "TILE", 40)
     x = torch.randn(samples, m, generator=rng) * torch.linspace(0.2, 1.5, m)
     assert_same_moves(kernel, x, torch.randn(n, m, generator=rng), most=n)
@@ -116,8 +116,8 @@ def test_an_indefinite_kernel_matrix_falls_back_to_the_pseudo_inverse(rng):
 
 
 def test_of_many_points_those_with_the_largest_residuals_are_searched(rng, monkeypatch):
-    """Three rare points among 5,000, of which 60 are drawn: twice as many as landmarks, and at least ``_SEARCHED``."""
-    monkeypatch.setattr(relocation, "_SEARCHED", 60)
+    """Three rare points among 5,000, of which 60 are drawn: twice as many as landmarks, and at least ``EXACT_UP_TO``."""
+    monkeypatch.setattr(relocation, "EXACT_UP_TO", 60)
     common, rare = 0.1 * torch.randn(5000, 2, generator=rng), torch.tensor([[9.0, 0], [0, 9], [-9, 0]])
     x, W = torch.cat([common, rare]), torch.cat([common[:3], torch.full((3, 2), 300.0)])
     moves = find_moves(GaussianKernel(1.0), x, W, most=3)

@@ -259,7 +259,7 @@ def test_a_stream_after_training_starts_with_small_steps():
 
 
 def test_a_network_of_few_samples_gets_more_landmarks(monkeypatch):
-    """From four samples per landmark on, the stream continues without a restart."""
+    """From ten samples per landmark on, the stream continues without a restart."""
     restarted, restart = [], Stream._restart
 
     def spy(self, like):
@@ -275,7 +275,7 @@ def test_a_network_of_few_samples_gets_more_landmarks(monkeypatch):
     assert torch.equal(stream.network.W, x[:10])
     for row in torch.split(x[10:], 1):
         stream.learn(row)
-    assert restarted == [11, 16, 32]
+    assert restarted == [11, 16, 32, 64]
     assert stream.network.num_landmarks == 10
 
 

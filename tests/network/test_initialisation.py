@@ -113,8 +113,21 @@ def test_no_iterations_leave_the_data_points(rng):
     generators = [torch.Generator().manual_seed(3) for _ in range(2)]
     assert torch.equal(DataInit(x)(GaussianKernel(1.0), 8, 3, generators[0]), x[chosen])
     refined = DataInit(x, iterations=4)(GaussianKernel(1.0), 8, 3, generators[1])
-    assert torch.equal(refined, lloyd(GaussianKernel(1.0), x, x[chosen], 4))
+    means = lloyd(GaussianKernel(1.0), x, x[chosen], 4)
+    is_mean, is_pivot = (refined == means).all(1), (refined == x[chosen]).all(1)
+    assert (is_mean | is_pivot).all()
+    assert is_mean.any()
     assert refined.dtype == x.dtype
+
+
+def test_a_landmark_stays_at_a_rare_point_if_the_mean_of_two_is_unlike_both():
+    rare = torch.tensor([[6.0, 0.0], [0.0, 6.0]])
+    x = torch.cat([0.1 * torch.randn(500, 2, generator=torch.Generator().manual_seed(0)), rare, rare])
+    kernel, generator = GaussianKernel(1.0), torch.Generator().manual_seed(0)
+    means = lloyd(kernel, x, torch.cat([x[:1], rare[:1] + torch.tensor([[-1.0, 1.0]])]), 20)
+    assert kernel(rare, means).amax(1).max() < 1e-3
+    W = DataInit(x, iterations=20)(kernel, 2, 2, generator)
+    assert kernel(rare, W).max() > 0.99
 
 
 def test_a_negative_number_of_iterations_is_refused():
