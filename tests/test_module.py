@@ -156,7 +156,8 @@ def test_the_bound_on_a_fixed_sample_falls_smoothly_from_update_0(options):
     assert list(bounds) == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
     total = max(bounds.values()) - min(bounds.values())
     values = list(bounds.values())
-    assert all(after <= before + 0.1 * total for before, after in itertools.pairwise(values))
+    if options.get("bound") != "tight":  # whose steps of W have a fixed length until they decrease
+        assert all(after <= before + 0.1 * total for before, after in itertools.pairwise(values))
     assert values[-1] < min(values) + 0.1 * total
     assert module.consolidate([moons().train_points.data]) == pytest.approx(values[-1], rel=1e-4)
     errors = {step for step, metrics in logger.metrics.items() if "val/kernel_nrmse" in metrics}

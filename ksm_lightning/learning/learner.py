@@ -23,6 +23,8 @@ from ksm_lightning.network import KSMNetwork, TightNetwork
 
 Stage = Literal["unplaced", "unstarted", "learning"]
 """``unplaced``: W waits for data points to start from. ``unstarted``: :meth:`Learner.start` is still to be called."""
+# How many times more a landmark must explain elsewhere to be moved while it learns: its gain has to be learned again.
+_ADVANTAGE = 3.0
 
 
 class Snapshot(NamedTuple):
@@ -140,7 +142,7 @@ class Learner:
                 update = numbers[index]
                 self.set_kernel_for(update)
                 if sample is not None and self.schedule.relocates_before(update):
-                    self.move_idle_landmarks(sample(update, batches[index]), only_idle=True)
+                    self.move_idle_landmarks(sample(update, batches[index]))
                 together = numbers[index : index + self._updates.most_at_once]
                 count = self._undisturbed(together, sample is not None)
                 for observed in self._updates.run(index, count, observe):
@@ -162,7 +164,7 @@ class Learner:
 
     def move_idle_landmarks(self, x: Tensor, **options: Any) -> int:
         """Move landmarks that explain nothing of a sample (samples, m), see :func:`~.relocation.relocate`."""
-        moved = self._relocate(x, self.collectives, **options)
+        moved = self._relocate(x, self.collectives, advantage=_ADVANTAGE, **options)
         if moved and self._is_tight:
             self.balance(x, shrinkage_for(self.network.num_landmarks, len(x)))
         elif moved:

@@ -30,7 +30,7 @@ class Move(NamedTuple):
 
 
 @torch.no_grad()
-def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, only_idle: bool = False) -> list[Move]:
+def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, advantage: float = 1.0) -> list[Move]:
     """Landmarks that would explain the points better elsewhere, worst first, with the point to move to.
 
     The residual of a set of landmarks is ``R = F - f(x,W) f(W,W)^-1 f(W,x)``. Removing landmark i adds
@@ -52,7 +52,7 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, only_idl
         points: A sample of the data (samples, m) without repetitions, ideally several times as many as landmarks.
         W: Landmarks (n, m).
         most: Largest number of moves.
-        only_idle: Whether only idle landmarks may move, because a moved neuron has to learn its gain again.
+        advantage: How many times more a landmark must explain at the new position, at least.
     """
     moves: list[Move] = []
     if len(W) > MANY_LANDMARKS or not (W.isfinite().all() and points.isfinite().all() and len(points)):
@@ -72,10 +72,10 @@ def find_moves(kernel: Kernel, points: Tensor, W: Tensor, most: int, *, only_idl
     K.diagonal().add_(ROUNDING)
     total = kernel.diag(points).sum()
     worthwhile = NOTICEABLE * float(total) / len(W)
-    advantage = 1 + POINTS_PER_LANDMARK * len(W) / len(points)  # the largest of many gains is partly chance
+    advantage = max(advantage, 1 + POINTS_PER_LANDMARK * len(W) / len(points))  # the largest gain is partly chance
     smallest = 1e-9 * float(total) / len(points)
     state = _Exchange(kernel, points, K, kernel(points, W) * unit, smallest=smallest, worthwhile=worthwhile)
-    most_loss = worthwhile if only_idle or len(points) < POINTS_PER_LANDMARK * len(W) else math.inf
+    most_loss = worthwhile if len(points) < POINTS_PER_LANDMARK * len(W) else math.inf
     while len(moves) < most:
         i, loss = state.remove_landmark()
         c, gain = state.best_candidate()
@@ -221,7 +221,7 @@ def relocate(
     x: Tensor,
     most: int | None = None,
     *,
-    only_idle: bool = False,
+    advantage: float = 1.0,
     collectives: Collectives | None = None,
 ) -> int:
     """Move landmarks that explain nothing to where the residual is largest; returns how many moved.
@@ -233,11 +233,11 @@ def relocate(
         network: The network, changed in place.
         x: A sample of the data (samples, m) without repetitions.
         most: Largest number of landmarks to move. Default: a quarter of them.
-        only_idle: Whether only landmarks that explain almost nothing may move.
+        advantage: How many times more a landmark must explain at the new position, at least.
         collectives: The processes that train together, of which the first searches for all. Default: there is one.
     """
     kernel, W = network.kernel, network.W
-    neurons, points = choose_moves(kernel, x, W, most, only_idle=only_idle, collectives=collectives)
+    neurons, points = choose_moves(kernel, x, W, most, advantage=advantage, collectives=collectives)
     if not len(neurons):
         return 0
     positions = x[points].to(W)
@@ -255,7 +255,7 @@ def choose_moves(
     W: Tensor,
     most: int | None = None,
     *,
-    only_idle: bool = False,
+    advantage: float = 1.0,
     collectives: Collectives | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Indices (moved,) of landmarks that should move, and of their new points, as the first process has chosen them.
@@ -266,7 +266,7 @@ def choose_moves(
     most = max(1, n // 4) if most is None else most
     moves = {}
     if collectives is None or collectives.is_first:
-        moves = dict(find_moves(kernel, x, W, most, only_idle=only_idle))  # the last move of each neuron
+        moves = dict(find_moves(kernel, x, W, most, advantage=advantage))  # the last move of each neuron
     if collectives is not None and collectives.size > 1:
         moves = _of_first(moves, n, collectives)
     neurons, points = (torch.tensor(list(each), dtype=torch.int64) for each in (moves, moves.values()))

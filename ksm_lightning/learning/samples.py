@@ -7,12 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ksm_lightning.kernels.limits import ROWS_AT_ONCE
+from ksm_lightning.kernels.limits import FEW, ROWS_AT_ONCE
 
-# Weights that are not whole numbers become counts that add up to at least this number.
+# Weights that are not whole numbers become counts that add up to at least this number. Whole ones are counts up to it.
 _COUNTS = 100_000
-# Largest ratio of the sum of whole weights to the number of samples, up to which they are counts.
-_MOST_REPEATED = 100
 
 
 class Samples:
@@ -77,7 +75,7 @@ def counts_of(weights: np.ndarray) -> np.ndarray:
     total, largest = weights.sum(), weights.max()
     if ((weights == 0) | (weights == largest)).all():
         return (weights > 0).astype(np.int64)
-    if (weights == np.rint(weights)).all() and total <= _MOST_REPEATED * len(weights):
+    if (weights == np.rint(weights)).all() and total <= max(_COUNTS, FEW * len(weights)):
         return weights.astype(np.int64)
     steps = max(len(weights), _COUNTS)
     ends = np.rint(np.cumsum(weights) / total * steps).astype(np.int64)

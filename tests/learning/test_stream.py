@@ -362,16 +362,16 @@ def error(network, x) -> float:
 @pytest.mark.parametrize(
     ("kernel", "bound"),
     [
-        (GaussianKernel(3.0), 0.06),
-        (LinearKernel(), 0.045),
-        (make_kernel("arc_cosine", order=1), 0.14),
+        (GaussianKernel(3.0), 0.05),
+        (LinearKernel(), 0.04),
+        (make_kernel("arc_cosine", order=1), 0.12),
         (make_kernel("power_cosine", alpha=3), 0.1),
     ],
     ids=["gaussian", "linear", "arc-cosine", "power-cosine"],
 )
 def test_continuing_with_the_same_data_keeps_the_error(kernel, bound, batch):
     """Wide kernels, whose exact L has tiny eigenvalues: a stream that continued with this L had errors above 1 within
-    three updates. Errors of the linear network vary from 0.027 to 0.053 with the seed."""
+    three updates. The trained networks have 0.027, 0.020, 0.076 and 0.058."""
     x = digits()
     network = train(kernel, x[:1400], 32, AdaptiveSchedule(1000), seed=1)
     stream = Stream.after(network, x[:1400], 1000)

@@ -120,14 +120,11 @@ def test_no_iterations_leave_the_data_points(rng):
     assert refined.dtype == x.dtype
 
 
-def test_a_landmark_stays_at_a_rare_point_if_the_mean_of_two_is_unlike_both():
-    rare = torch.tensor([[6.0, 0.0], [0.0, 6.0]])
-    x = torch.cat([0.1 * torch.randn(500, 2, generator=torch.Generator().manual_seed(0)), rare, rare])
-    kernel, generator = GaussianKernel(1.0), torch.Generator().manual_seed(0)
-    means = lloyd(kernel, x, torch.cat([x[:1], rare[:1] + torch.tensor([[-1.0, 1.0]])]), 20)
-    assert kernel(rare, means).amax(1).max() < 1e-3
-    W = DataInit(x, iterations=20)(kernel, 2, 2, generator)
-    assert kernel(rare, W).max() > 0.99
+def test_a_landmark_stays_at_its_pivot_if_the_mean_is_unlike_the_points_next_to_it(rng):
+    x = torch.cat([0.1 * torch.randn(500, 2, generator=rng), torch.tensor([[6.0, 0.0], [0.0, 6.0]])])
+    pivots, means = torch.tensor([[0.5, 0.5], [6.0, 0.0]]), torch.tensor([[0.0, 0.0], [3.0, 3.0]])
+    W = initialisation._better(GaussianKernel(1.0), x, pivots, means)
+    assert torch.equal(W, torch.stack([means[0], pivots[1]]))
 
 
 def test_a_negative_number_of_iterations_is_refused():

@@ -5,6 +5,7 @@ import logging
 import pickle
 import re
 import warnings
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -264,9 +265,14 @@ def test_degenerate_data_has_valid_features(x, readout):
 
 
 def test_an_offset_of_the_data_does_not_change_the_error():
+    """The order of the batches depends on the numbers, and single runs differ by 10 %."""
     x, _ = two_moons()
-    near, far = (error(small(16, updates=300).fit(x + offset), x + offset) for offset in (0.0, 1e6))
-    assert far == pytest.approx(near, rel=0.05)
+
+    def mean_error(offset):
+        fits = (small(16, updates=300, random_state=seed).fit(x + offset) for seed in range(5))
+        return fmean(error(fitted, x + offset) for fitted in fits)
+
+    assert mean_error(1e6) == pytest.approx(mean_error(0.0), rel=0.05)
 
 
 # ---------------------------------------------------------------------- pipelines
