@@ -17,7 +17,7 @@ from ksm_lightning.learning.training import DESCENT_ITERATIONS, fit_network, net
 from ksm_lightning.learning.units import check_range, sample_size, shrinkage_for
 from ksm_lightning.network import Bound, KSMNetwork
 from ksm_lightning.network.readout import LandmarkFeatures, readout_matrix
-from ksm_lightning.network.readout_matrices import limit_readout
+from ksm_lightning.network.readout_matrices import limit_readout, robust_least_squares
 
 # Number of updates of the paper's bound on the remembered samples when the network is restarted.
 _REHEARSAL = 200
@@ -150,7 +150,11 @@ class Stream:
         """
         network = self.settled() if network is None else network
         W = network.W.detach()
-        M = limit_readout(self.kernel, W, readout_matrix(network, readout, self.reservoir.rows))
+        rows = self.reservoir.rows
+        if readout == "least_squares":
+            M = robust_least_squares(self.kernel, W, rows, network.num_neurons, is_part=self.seen > len(rows))
+        else:
+            M = limit_readout(self.kernel, W, readout_matrix(network, readout, rows))
         return LandmarkFeatures(self.kernel, W.double(), M)
 
     def learn(self, x: Tensor, batch_size: int | None = None) -> None:

@@ -163,15 +163,15 @@ def limit_readout(kernel: Kernel, W: Tensor, M: Tensor, limit: float = FEATURE_L
 
 
 @torch.no_grad()
-def robust_least_squares(kernel: Kernel, W: Tensor, x: Tensor, count: int) -> Tensor:
+def robust_least_squares(kernel: Kernel, W: Tensor, x: Tensor, count: int, is_part: bool | None = None) -> Tensor:
     """The least-squares matrix M (p, k) of a sample, in float64, with a ridge and a limit on the features.
 
-    A sample of more than 2,000 points is probably a part of the data and lacks rare points, for which landmarks stand:
-    they become points of it, see :func:`weights_of_landmarks`. Otherwise nothing would determine the features near
-    them, and one rare point could double the error of all.
+    A sample that is a part of the data (``is_part``, by default more than 2,000 points) lacks rare points, for which
+    landmarks stand: they become points of it, see :func:`weights_of_landmarks`. Otherwise nothing would determine the
+    features near them, and one rare point could double the error of all.
     """
     ridge, points, weights = LEAST_SQUARES_RIDGE * kernel.diag(x).double().mean(), x, None
-    if len(x) > EXACT_UP_TO:
+    if len(x) > EXACT_UP_TO if is_part is None else is_part:
         points = torch.cat([x, _of_typical_length(kernel, W, x)])
         weights = torch.cat([x.new_ones(len(x)), weights_of_landmarks(kernel, W, x)])
     return limit_readout(kernel, W, least_squares_matrix(kernel, W, points, count, weights=weights, ridge=ridge))
