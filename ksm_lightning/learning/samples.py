@@ -51,16 +51,6 @@ def in_blocks(x: Tensor | Samples, size: int = ROWS_AT_ONCE) -> Iterator[Tensor]
         yield x[start : start + size]
 
 
-def count_different(x: Tensor | Samples) -> int:
-    """Number of different samples of those in a :func:`canonical_order`, where equal ones are neighbours."""
-    found, last = 0, x[:0]
-    for block in in_blocks(x):
-        together = torch.cat([last, block])
-        found += int((together[1:] != together[:-1]).any(1).sum())
-        last = block[-1:]
-    return found + min(1, len(x))
-
-
 def counts_of(weights: np.ndarray) -> np.ndarray:
     """How often each sample counts, in proportion to its weight: whole numbers (samples,).
 

@@ -98,10 +98,6 @@ class Updates:
             if is_small and not self.is_native:
                 torch.set_num_threads(threads)
 
-    def change_rates(self) -> None:
-        """Ask for the step sizes again, in the middle of a block."""
-        self._sizes = self._table()
-
     @property
     def most_at_once(self) -> int:
         """Largest number of updates that :meth:`run` should be given, so that signals are seen in between."""

@@ -7,7 +7,7 @@ from scipy import sparse
 
 from ksm_lightning.kernels import GaussianKernel
 from ksm_lightning.learning import TightSchedule, train
-from ksm_lightning.learning.samples import Samples, canonical_order, count_different, counts_of, in_blocks
+from ksm_lightning.learning.samples import Samples, canonical_order, counts_of, in_blocks
 
 X = np.random.RandomState(0).randn(30, 4)
 
@@ -24,15 +24,6 @@ def test_samples_are_indexed_like_a_tensor(rows):
 
 def test_equal_weights_do_not_matter():
     assert counts_of(np.array([0.5, 0.0, 0.5])).tolist() == counts_of(np.array([7.0, 0.0, 7.0])).tolist() == [1, 0, 1]
-
-
-def test_copies_of_samples_are_not_counted():
-    repeated = np.concatenate([X, X[:5], X[:5]])
-    ordered = repeated[canonical_order(repeated)]
-    assert count_different(torch.tensor(ordered)) == count_different(Samples(ordered, np.arange(40))) == 30
-    order = canonical_order(X)
-    assert count_different(Samples(X, np.repeat(order, 1000))) == 30  # more than a block
-    assert count_different(torch.empty(0, 4)) == 0
 
 
 def test_whole_weights_are_counts_and_others_are_in_proportion():
